@@ -1,0 +1,96 @@
+"""Names: the API group, labels, annotations and the names of every child object.
+
+One function per name, used everywhere, so that a name is never spelt or shortened twice. Not here: what the
+children contain (`render`).
+"""
+
+from collections.abc import Mapping
+
+GROUP = "sglpool.io"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "InferencePool"
+PLURAL = "inferencepools"
+
+MAX_POOL_NAME_LENGTH = 40
+"""Longest pool name. A pod's revision label is `<pool>-<type>-<hash>` and labels end at 63 characters."""
+
+# Labels on every child. Selectors use the first two and nothing else: labels of a selector can never change.
+LABEL_POOL = f"{GROUP}/pool"
+LABEL_GPU = f"{GROUP}/gpu-type"
+LABEL_NAME = "app.kubernetes.io/name"
+LABEL_COMPONENT = "app.kubernetes.io/component"
+LABEL_PART_OF = "app.kubernetes.io/part-of"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGED_BY = "sglpool"
+MANAGED_SELECTOR = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
+
+# Annotations that the operator writes on its children.
+ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
+ANNOTATION_RENDER_HASH = f"{GROUP}/render-hash"
+ANNOTATION_CHILDREN_HASH = f"{GROUP}/children-hash"
+ANNOTATION_HICACHE_BYTES = f"{GROUP}/hicache-bytes"
+# Annotations that a user writes.
+ANNOTATION_RENDER = f"{GROUP}/render"
+RENDER_LATEST = "latest"
+ANNOTATION_ADOPT = f"{GROUP}/adopt-object"
+
+# Field managers of server-side apply: one for templates and metadata, one for replicas and partition.
+MANAGER_TEMPLATE = "sglpool"
+MANAGER_SCALE = "sglpool-scale"
+
+ENGINE_CONTAINER = "engine"
+WEIGHTS_CONTAINER = "weights"
+ENGINE_PORT = 30000
+
+
+def statefulset_name(pool: str, gpu_type: str) -> str:
+    """Name of the StatefulSet that holds a pool's replicas of one GPU type."""
+    return f"{pool}-{gpu_type.lower()}"
+
+
+def engine_name(pool: str) -> str:
+    """Name shared by the headless Service, ServiceAccount and PodDisruptionBudget of a pool's engines."""
+    return f"{pool}-engine"
+
+
+def launch_configmap_name(pool: str, content_hash: str) -> str:
+    """Name of an immutable ConfigMap with the scripts of one revision."""
+    return f"{pool}-launch-{content_hash}"
+
+
+def pool_labels(pool: str) -> dict[str, str]:
+    """Labels that select everything of one pool."""
+    return {LABEL_POOL: pool}
+
+
+def child_labels(pool: str, component: str) -> dict[str, str]:
+    """Labels of a child object of a pool."""
+    return {
+        LABEL_POOL: pool,
+        LABEL_NAME: "sglang" if component == "engine" else component,
+        LABEL_COMPONENT: component,
+        LABEL_PART_OF: "sglpool",
+        LABEL_MANAGED_BY: MANAGED_BY,
+    }
+
+
+def engine_selector(pool: str, gpu_type: str) -> dict[str, str]:
+    """Selector labels of one StatefulSet. They are immutable there: keep them few."""
+    return {LABEL_POOL: pool, LABEL_COMPONENT: "engine", LABEL_GPU: gpu_type}
+
+
+def pool_selector(pool: str) -> str:
+    """Label selector of all engine pods of a pool, in the text form that the scale subresource wants."""
+    return f"{LABEL_POOL}={pool},{LABEL_COMPONENT}=engine"
+
+
+def ordinal_of(pod_name: str) -> int:
+    """Ordinal of a StatefulSet's pod, -1 for a name that has none."""
+    tail = pod_name.rpartition("-")[2]
+    return int(tail) if tail.isdecimal() else -1
+
+
+def wants_latest_render(annotations: Mapping[str, str]) -> bool:
+    """Whether the user asked for this sglpool version's rendering (`sglpool.io/render: latest`)."""
+    return annotations.get(ANNOTATION_RENDER) == RENDER_LATEST

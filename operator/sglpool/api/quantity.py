@@ -1,0 +1,76 @@
+"""Quantities and durations, parsed once, at the edge.
+
+Bytes are Kubernetes quantities (`480G`, `1Ti`, an integer), time is a Go duration (`90s`, `1h30m`). Inside the
+project both are plain integers with the unit in the name. Not here: anything about what the numbers mean.
+"""
+
+import re
+from decimal import Decimal
+
+QUANTITY_PATTERN = r"^[0-9]{1,18}(\.[0-9]{1,3})?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+DURATION_PATTERN = r"^([0-9]{1,6}h)?([0-9]{1,6}m)?([0-9]{1,6}s)?$"
+
+_SUFFIXES = {
+    "": 1,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "P": 10**15,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+    "Pi": 2**50,
+}
+_QUANTITY = re.compile(r"^([0-9]{1,18}(?:\.[0-9]{1,3})?)(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$")
+_DURATION = re.compile(r"^(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?$")
+
+GIB = 2**30
+GB = 10**9
+
+
+def parse_bytes(value: str | int) -> int:
+    """Bytes of a quantity, rounded down to whole bytes.
+
+    Raises:
+        ValueError: The text is not a quantity.
+    """
+    if isinstance(value, int):
+        return value
+    match = _QUANTITY.match(value.strip())
+    if match is None:
+        raise ValueError(f"{value!r} is not a quantity of bytes: write for example 480G or 512Gi")
+    number, suffix = match.groups()
+    return int(Decimal(number) * _SUFFIXES[suffix or ""])
+
+
+def parse_duration_s(value: str) -> int:
+    """Seconds of a Go duration made of hours, minutes and seconds.
+
+    Raises:
+        ValueError: The text is not such a duration.
+    """
+    match = _DURATION.match(value.strip())
+    if match is None or not value.strip():
+        raise ValueError(f"{value!r} is not a duration: write for example 90s, 15m or 1h30m")
+    hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return hours * 3600 + minutes * 60 + seconds
+
+
+def format_gib(size_bytes: float) -> str:
+    """Bytes as GiB for people, for example `22.6 GiB`."""
+    return f"{size_bytes / GIB:,.1f} GiB"
+
+
+def format_gb(size_bytes: float) -> str:
+    """Bytes as decimal GB for people, for example `595.2 GB`."""
+    return f"{size_bytes / GB:,.1f} GB"
+
+
+def format_duration(seconds: int) -> str:
+    """Seconds as the shortest Go duration, for example `1h30m`."""
+    hours, rest = divmod(seconds, 3600)
+    minutes, left = divmod(rest, 60)
+    parts = [f"{n}{u}" for n, u in ((hours, "h"), (minutes, "m"), (left, "s")) if n]
+    return "".join(parts) or "0s"
