@@ -1,1 +1,29 @@
-"""…"""
+"""HBM and host-memory arithmetic: does a replica fit, and how many tokens does it hold.
+
+Pure arithmetic over the catalogue's figures. The engine's own report, once a replica runs, is better than any
+result of this package; `plan` decides which of them to show.
+"""
+
+from sglpool.sizing.types import (
+    AUTO,
+    DraftRequest,
+    Fit,
+    HiCacheRequest,
+    HiCacheSize,
+    Line,
+    Reason,
+    Remedy,
+    SizingRequest,
+)
+
+__all__ = [
+    "AUTO",
+    "DraftRequest",
+    "Fit",
+    "HiCacheRequest",
+    "HiCacheSize",
+    "Line",
+    "Reason",
+    "Remedy",
+    "SizingRequest",
+]
