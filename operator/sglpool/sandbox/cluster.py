@@ -1,0 +1,219 @@
+"""A sandbox: one control plane in one folder, from its first process to the last file it leaves.
+
+`up` returns when everything is Ready; the processes then live on their own until `down`. The folder is the
+whole state: whoever has it can ask for the status or end it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from sglpool.sandbox import binaries
+from sglpool.sandbox.apiserver import ApiServer, RequestRefused
+from sglpool.sandbox.certificates import create_certificates, write_kubeconfig
+from sglpool.sandbox.controlplane import Layout, control_plane, free_ports
+from sglpool.sandbox.errors import SandboxError
+from sglpool.sandbox.nodes import CPU_NODE, NodeState, add_node, node_names, node_states
+from sglpool.sandbox.processes import ProcessTable
+
+SETTLE_LIMIT_S = 90.0
+"""For nodes to become Ready and the first ServiceAccount to appear, after every process serves."""
+_POLL_S = 0.1
+_STATE = "sandbox.json"
+_OURS = ("run", "logs", "pki", "etcd", "apiserver", "controller-manager", "scheduler", "stages.yaml")
+
+
+def quiet(_: str) -> None:
+    """Say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What `sandbox status` reports.
+
+    Attributes:
+        processes: Process id by name, 0 for one that has ended.
+        versions: Version by program, as the binaries report it.
+        server: Address of the API server.
+        nodes: Every node, empty when the API server does not answer.
+    """
+
+    processes: Mapping[str, int]
+    versions: Mapping[str, str]
+    server: str
+    nodes: list[NodeState]
+
+    @property
+    def running(self) -> bool:
+        """Whether every process runs."""
+        return bool(self.processes) and all(self.processes.values())
+
+
+class Sandbox:
+    """The control plane in `folder`, running or not."""
+
+    def __init__(self, folder: Path) -> None:
+        """Refer to a sandbox; nothing is read or started."""
+        self.folder = folder.absolute()
+        self._processes = ProcessTable(self.folder)
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig."""
+        return self.folder / "kubeconfig"
+
+    @property
+    def kubectl(self) -> Path:
+        """The kubectl that fits this control plane."""
+        return Path(self._state()["binaries"]["kubectl"])
+
+    @property
+    def api(self) -> ApiServer:
+        """Plain requests to the API server."""
+        return ApiServer(self.kubeconfig)
+
+    def up(self, nodes: Mapping[str, int], *, say: Callable[[str], None] = quiet) -> None:
+        """Start everything and wait until it is Ready; on any failure or interrupt, leave nothing behind.
+
+        Args:
+            nodes: Number of nodes by type; a CPU node is added unless `CPU` is named.
+            say: Receives progress, a line at a time.
+
+        Raises:
+            SandboxError: The folder is taken, a binary cannot be had, or a process does not come up.
+        """
+        programs = binaries.ensure(say=say)
+        self._claim_folder()
+        try:
+            self._start(programs, {**nodes, CPU_NODE: nodes.get(CPU_NODE, 1)}, say)
+        except BaseException:
+            self.down()
+            raise
+
+    def down(self) -> None:
+        """End every process and remove every file of the sandbox; fine when there is none.
+
+        Raises:
+            SandboxError: A process cannot be ended.
+        """
+        if not (self.folder / _STATE).exists():
+            return
+        created = self._state().get("createdFolder", False)
+        self._processes.stop_all()
+        for name in _OURS:
+            path = self.folder / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        self.kubeconfig.unlink(missing_ok=True)
+        (self.folder / _STATE).unlink()
+        if created and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+    def status(self) -> Status:
+        """What runs.
+
+        Raises:
+            SandboxError: There is no sandbox in the folder.
+        """
+        state = self._state()
+        alive = {
+            name: self._processes.pid(name) if self._processes.alive(name) else 0 for name in self._processes.names()
+        }
+        try:
+            nodes = node_states(self.api)
+        except SandboxError:
+            nodes = []
+        return Status(processes=alive, versions=state.get("versions", {}), server=state.get("server", ""), nodes=nodes)
+
+    def _claim_folder(self) -> None:
+        created = not self.folder.exists()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with (self.folder / _STATE).open("x") as file:
+                json.dump({"createdFolder": created}, file)
+        except FileExistsError:
+            raise SandboxError(
+                f"there is a sandbox in {self.folder} already; end it with `sglpool sandbox down --dir "
+                f"{self.folder}`, or choose another --dir"
+            ) from None
+
+    def _start(self, programs: Mapping[str, Path], nodes: Mapping[str, int], say: Callable[[str], None]) -> None:
+        layout = Layout(
+            root=self.folder,
+            binaries=programs,
+            ports=free_ports(),
+            certificates=create_certificates(self.folder / "pki"),
+        )
+        write_kubeconfig(layout.kubeconfig, server=layout.server, certificates=layout.certificates)
+        (self.folder / "stages.yaml").write_text(stage_documents())
+        etcd, api_server, *others = control_plane(layout)
+        for process in (etcd, api_server):
+            say(f"starting {process.name}")
+            self._processes.start(process)
+            self._processes.wait_ready(process)
+        say(f"starting {', '.join(process.name for process in others)}")
+        for process in others:
+            self._processes.start(process)
+        api = self.api
+        for name in node_names(nodes):
+            add_node(api, name)
+        self._record(layout, nodes)
+        for process in others:
+            self._processes.wait_ready(process)
+        say("waiting for the nodes")
+        _wait_settled(api, expected=sum(nodes.values()))
+
+    def _record(self, layout: Layout, nodes: Mapping[str, int]) -> None:
+        state = self._state() | {
+            "server": layout.server,
+            "kubeconfig": str(layout.kubeconfig),
+            "ports": dict(layout.ports),
+            "pids": {name: self._processes.pid(name) for name in self._processes.names()},
+            "binaries": {name: str(path) for name, path in layout.binaries.items()},
+            "versions": {name: binaries.version_of(name, path) for name, path in layout.binaries.items()},
+            "nodes": dict(nodes),
+        }
+        (self.folder / _STATE).write_text(json.dumps(state, indent=2) + "\n")
+
+    def _state(self) -> dict[str, Any]:
+        try:
+            state: dict[str, Any] = json.loads((self.folder / _STATE).read_text())
+        except FileNotFoundError:
+            raise SandboxError(f"there is no sandbox in {self.folder}; start one with `sglpool sandbox up`") from None
+        return state
+
+
+def stage_documents() -> str:
+    """The behaviour of fake nodes and pods as one kwok configuration."""
+    folder = resources.files("sglpool.sandbox") / "stages"
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return "\n---\n".join((folder / name).read_text() for name in names)
+
+
+def _wait_settled(api: ApiServer, *, expected: int) -> None:
+    deadline = time.monotonic() + SETTLE_LIMIT_S
+    while waiting_for := _unsettled(api, expected=expected):
+        if time.monotonic() > deadline:
+            raise SandboxError(f"after {SETTLE_LIMIT_S:.0f} s still waiting for {waiting_for}")
+        time.sleep(_POLL_S)
+
+
+def _unsettled(api: ApiServer, *, expected: int) -> str:
+    states = node_states(api)
+    usable = [node for node in states if node.ready and node.schedulable]
+    if len(usable) < expected:
+        return f"nodes: {len(usable)} of {expected} usable"
+    try:
+        api.get("/api/v1/namespaces/default/serviceaccounts/default")
+    except RequestRefused:
+        return "the default ServiceAccount"
+    return ""
