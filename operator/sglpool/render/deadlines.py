@@ -24,6 +24,9 @@ GRACE_MARGIN_S = 30
 READY_TIMEOUT_S = 3 * 3600
 """Seconds an engine may take to load. Cold loads of 600 GB take 16 min; production allows three hours."""
 
+WARM_UP_TIMEOUT_S = 1800
+"""Seconds for all warm-up requests together, which compile kernels on a cold cache."""
+
 LIVENESS_PERIOD_S = 10
 """Seconds between liveness runs (field practice)."""
 
@@ -61,4 +64,4 @@ def liveness_timeout_s() -> int:
 
 def startup_failure_threshold(*, ready_timeout_s: int = READY_TIMEOUT_S, period_s: int) -> int:
     """`failureThreshold` of the startup probe: the launcher gives up first, and says why."""
-    return -(-(ready_timeout_s + GRACE_MARGIN_S) // period_s)
+    return -(-(ready_timeout_s + WARM_UP_TIMEOUT_S + GRACE_MARGIN_S) // period_s)

@@ -18,7 +18,17 @@ from typing import Literal, Self
 
 from sglpool.render import deadlines, paths
 
-FILE_NAMES = ("launch.py", "liveness.py", "prestop.sh", "sglpool_engine.py", "weights.py")
+FILE_NAMES = (
+    "diagnostics.py",
+    "hub_download.py",
+    "launch.py",
+    "liveness.py",
+    "prestop.sh",
+    "sglpool_engine.py",
+    "warm_up.py",
+    "weight_files.py",
+    "weights.py",
+)
 
 CONFIG_NAME = "config.json"
 
@@ -49,7 +59,7 @@ COMPILE_CACHES = {
     "CUTE_DSL_CACHE_DIR": "cute-dsl",
     "TILELANG_CACHE_DIR": "tilelang",
 }
-"""Environment variable of each compiled-kernel cache -> its folder. SGLANG_CACHE_DIR alone leaves some out."""
+"""Environment variable of each compiled-kernel cache and its folder; SGLANG_CACHE_DIR leaves some out."""
 
 SourceKind = Literal["huggingFace", "persistentVolumeClaim", "hostPath", "image"]
 
@@ -100,6 +110,7 @@ class WarmUp:
     attempts: int = 3
     backoff_s: float = 5
     request_timeout_s: float = 600
+    timeout_s: float = deadlines.WARM_UP_TIMEOUT_S
 
     def within(self, context_length_tokens: int) -> Self:
         """The same warm-up with prompts that fit the context; a word may be more than one token."""
