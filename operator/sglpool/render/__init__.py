@@ -1,1 +1,22 @@
-"""…"""
+"""From a sized pool to manifests and engine arguments.
+
+Pure functions: the same pool gives the same bytes. What depends on the cluster (sizes, partitions, what exists
+already) is decided in `plan`.
+"""
+
+from sglpool.render.argv import engine_argv
+from sglpool.render.children import shared_children
+from sglpool.render.configmap import launch_configmap
+from sglpool.render.hashes import children_hash, content_hash, spec_hash
+from sglpool.render.statefulset import scale_manifest, statefulset
+
+__all__ = [
+    "children_hash",
+    "content_hash",
+    "engine_argv",
+    "launch_configmap",
+    "scale_manifest",
+    "shared_children",
+    "spec_hash",
+    "statefulset",
+]
