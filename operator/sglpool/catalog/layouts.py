@@ -7,7 +7,7 @@ Nothing here knows about GPUs or memory sizes; `sizing` does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -54,6 +54,10 @@ class KVLayout(Protocol):
         """Bytes beside the KV proper: zero but for models with an indexer. Outside `--hicache-size`."""
         ...
 
+    def one_layer(self) -> KVLayout:
+        """The layout of a single full layer, which is what a model's own draft layer (NEXTN) keeps."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLALayout:
@@ -76,6 +80,10 @@ class MLALayout:
     def indexer_bytes_per_token_per_rank(self) -> int:
         """Zero: no indexer."""
         return 0
+
+    def one_layer(self) -> MLALayout:
+        """The same with one full layer."""
+        return replace(self, layers=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +117,10 @@ class GQALayout:
         """Zero: no indexer."""
         return 0
 
+    def one_layer(self) -> GQALayout:
+        """The same with one full layer."""
+        return replace(self, layers=1, window_layers=0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DSALayout:
@@ -140,3 +152,7 @@ class DSALayout:
     def indexer_bytes_per_token_per_rank(self) -> int:
         """Layers x one quantised indexer key with its scale."""
         return self.layers * self.indexer_bytes_per_layer
+
+    def one_layer(self) -> DSALayout:
+        """The same with one full layer."""
+        return replace(self, layers=1)

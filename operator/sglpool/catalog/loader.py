@@ -74,6 +74,13 @@ def _strings(where: str, value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _attention(where: str, kind: str) -> AttentionKind:
+    try:
+        return AttentionKind(kind)
+    except ValueError:
+        raise CatalogDataError(f"{where}: attention is one of {', '.join(AttentionKind)}") from None
+
+
 def _flags(where: str, value: object) -> tuple[Flag, ...]:
     """Read `[["--flag", "value"], ["--switch"]]`."""
     if not isinstance(value, list):
@@ -124,7 +131,8 @@ def parse_gpu(where: str, data: Mapping[str, object]) -> GPUType:
         nccl_bytes=table.take("nccl_bytes", int),
         default_mem_fraction_percent=table.take("default_mem_fraction_percent", int),
         kv_dtypes={
-            AttentionKind(kind): _strings(f"{where}: kv_dtypes.{kind}", value) for kind, value in dtypes.items()
+            _attention(f"{where}: kv_dtypes.{kind}", kind): _strings(f"{where}: kv_dtypes.{kind}", value)
+            for kind, value in dtypes.items()
         },
         measured=table.take("measured", bool),
         source=table.take("source", str),

@@ -162,6 +162,7 @@ def model_from_geometry(
     attention: str,
     layers: int,
     weights_bytes: int,
+    max_context_tokens: int = 0,
     kv_lora_rank: int | None = None,
     rope_head_dim: int | None = None,
     kv_heads: int | None = None,
@@ -196,7 +197,7 @@ def model_from_geometry(
         replicated_bytes_low=0,
         # A guess for a model nobody has measured: 1% of the weights is whole on every rank.
         replicated_bytes_high=weights_bytes // 100,
-        max_context_tokens=0,
+        max_context_tokens=max_context_tokens,
         vision=vision,
         quantization=quantization,
         tool_call_parser=tool_call_parser,

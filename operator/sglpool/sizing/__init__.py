@@ -4,6 +4,9 @@ Pure arithmetic over the catalogue's figures. The engine's own report, once a re
 result of this package; `plan` decides which of them to show.
 """
 
+from sglpool.sizing.fit import size
+from sglpool.sizing.hbm import Napkin, napkin
+from sglpool.sizing.host import auto_hicache_bytes, host_overhead_bytes, shm_bytes
 from sglpool.sizing.types import (
     AUTO,
     DraftRequest,
@@ -23,7 +26,13 @@ __all__ = [
     "HiCacheRequest",
     "HiCacheSize",
     "Line",
+    "Napkin",
     "Reason",
     "Remedy",
     "SizingRequest",
+    "auto_hicache_bytes",
+    "host_overhead_bytes",
+    "napkin",
+    "shm_bytes",
+    "size",
 ]

@@ -27,9 +27,11 @@ class Reason(StrEnum):
 
     FITS_HBM = "FitsHBM"
     KV_DTYPE_REFUSED = "KVDtypeRefused"
+    CONTEXT_EXCEEDS_MODEL = "ContextExceedsModel"
     GPUS_PER_NODE_EXCEEDED = "GPUsPerNodeExceeded"
     WEIGHTS_EXCEED_HBM = "WeightsExceedHBM"
     KV_CAPACITY_EXCEEDED = "KVCapacityExceeded"
+    HICACHE_TOO_SMALL = "HiCacheTooSmall"
     HOST_MEMORY_EXCEEDED = "HostMemoryExceeded"
 
 
@@ -58,6 +60,11 @@ class DraftRequest:
             layout=profile.layout,
             kv_dtype=kv_dtype or profile.kv_dtype,
         )
+
+    @classmethod
+    def next_n(cls, model: ModelProfile, kv_dtype: str) -> DraftRequest:
+        """Take the model's own draft layer (NEXTN): its weights are in the checkpoint, its KV is one layer."""
+        return cls(checkpoint_bytes=0, sharded=True, layout=model.layout.one_layer(), kv_dtype=kv_dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,9 +193,9 @@ class Fit:
     replicas_per_node: int
     conversations_at_context: int
     target_running_requests: int
-    feasible: bool
-    reason: Reason
-    message: str
-    remedies: tuple[Remedy, ...]
-    hbm_lines: tuple[Line, ...]
-    host_lines: tuple[Line, ...]
+    feasible: bool = False
+    reason: Reason = Reason.FITS_HBM
+    message: str = ""
+    remedies: tuple[Remedy, ...] = ()
+    hbm_lines: tuple[Line, ...] = ()
+    host_lines: tuple[Line, ...] = ()

@@ -1,0 +1,446 @@
+"""Sizing against published figures, known answers and what a real engine reported, and its sentences."""
+
+from dataclasses import replace
+
+import pytest
+
+from sglpool.catalog import GIB, load_catalog, model_from_geometry
+from sglpool.sizing import AUTO, DraftRequest, HiCacheRequest, Reason, SizingRequest, napkin, size
+from sglpool.sizing.hbm import free_before_load_bytes, kv_pool_bytes, kv_tokens, sharded_bytes
+from sglpool.sizing.host import auto_hicache_bytes, guard_bytes, largest_rank_pool_bytes
+
+GB = 10**9
+CATALOG = load_catalog()
+B200, H200 = CATALOG.gpu("B200"), CATALOG.gpu("H200")
+KIMI = CATALOG.model("kimi-k2.6-nvfp4")
+DRAFT = DraftRequest.of(KIMI.drafts[0])
+
+#: Kimi K2.6 as the sample pool serves it: TP4 on B200, fp8 KV, DFLASH draft with bf16 KV, 480 GB of HiCache.
+SAMPLE = SizingRequest(
+    gpu=B200,
+    model=KIMI,
+    tensor_parallel_size=4,
+    kv_dtype="fp8_e4m3",
+    mem_fraction_percent=90,
+    draft=DRAFT,
+    context_tokens=262_144,
+    max_running_requests=12,
+    tokens_per_request=100_000,
+    hicache=HiCacheRequest(size_bytes=480 * GB),
+)
+
+
+# Published figures
+
+
+@pytest.mark.parametrize(
+    ("tensor_parallel_size", "replica_gb", "gpu_gb", "million_tokens"),
+    [(1, -415, -415, 0), (2, -235, -117.5, 0), (4, 125, 31.25, 0.4447), (8, 845, 105.625, 1.5031)],
+)
+def test_the_napkin_table_of_kimi_k2_6_in_bf16(tensor_parallel_size, replica_gb, gpu_gb, million_tokens):
+    """180 GB a GPU, 595 GB of weights. The table was printed with 3.0 M tokens at TP8: as if a latent divided."""
+    figures = napkin(
+        gpu_bytes=180 * GB, weight_bytes=595 * GB, tensor_parallel_size=tensor_parallel_size, bytes_per_token=70_272
+    )
+    assert figures.replica_bytes == replica_gb * GB
+    assert figures.gpu_bytes == gpu_gb * GB
+    assert figures.tokens / 1e6 == pytest.approx(million_tokens, abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("percent", "draft", "expected"),
+    [(85, DRAFT, 266_488), (90, DRAFT, 496_663), (85, None, 362_593), (90, None, 633_017)],
+)
+def test_known_answers_of_kimi_k2_6_at_tp4_on_b200(percent, draft, expected):
+    fit = size(replace(SAMPLE, mem_fraction_percent=percent, draft=draft))
+    assert fit.kv_tokens == expected
+    assert fit.kv_bytes_per_token_per_gpu == (41_280 if draft else 35_136)
+
+
+# What SGLang 0.5.23 reported on H200s: DeepSeek-V2-Lite's shape, 27 layers of MLA, 29.451 GiB of weights
+
+LITE_WEIGHTS = round(29.451 * GIB)
+LITE = model_from_geometry(
+    name="lite", attention="MLA", layers=27, kv_lora_rank=512, rope_head_dim=64, weights_bytes=LITE_WEIGHTS
+)
+LITE_REQUEST = SizingRequest(
+    gpu=H200,
+    model=LITE,
+    tensor_parallel_size=1,
+    kv_dtype="bf16",
+    mem_fraction_percent=50,
+    context_tokens=163_840,
+    max_running_requests=8,
+    tokens_per_request=100_000,
+)
+
+
+@pytest.mark.parametrize(
+    ("tensor_parallel_size", "dtype", "percent", "reported_tokens"),
+    [
+        (1, "bf16", 50, 1_383_441),
+        (1, "bf16", 70, 2_344_463),
+        (1, "bf16", 90, 3_305_484),
+        (1, "fp8_e4m3", 50, 2_766_883),
+        (2, "bf16", 50, 1_876_141),
+    ],
+)
+def test_kv_tokens_are_what_an_h200_reported(tensor_parallel_size, dtype, percent, reported_tokens):
+    fit = size(
+        replace(
+            LITE_REQUEST,
+            tensor_parallel_size=tensor_parallel_size,
+            kv_dtype=dtype,
+            mem_fraction_percent=percent,
+        )
+    )
+    assert fit.kv_tokens == pytest.approx(reported_tokens, rel=0.005)
+    assert fit.kv_tokens_low <= reported_tokens <= fit.kv_tokens_high
+
+
+def test_kv_tokens_are_what_an_h200_reported_at_the_engines_own_fraction():
+    pool = kv_pool_bytes(
+        free_bytes=free_before_load_bytes(H200, 1), mem_fraction_percent=90.7, weight_bytes=LITE_WEIGHTS
+    )
+    assert kv_tokens(pool, 31_104) == pytest.approx(3_339_120, rel=0.005)
+
+
+@pytest.mark.parametrize(("tensor_parallel_size", "reported_gib"), [(1, 139.12), (2, 138.32)])
+def test_free_memory_before_the_load_is_what_an_h200_reported(tensor_parallel_size, reported_gib):
+    assert free_before_load_bytes(H200, tensor_parallel_size) / GIB == pytest.approx(reported_gib, rel=0.0005)
+
+
+@pytest.mark.parametrize(("tensor_parallel_size", "reported_gib"), [(1, 40.08), (2, 54.35)])
+def test_the_kv_pool_is_what_an_h200_reported(tensor_parallel_size, reported_gib):
+    fit = size(replace(LITE_REQUEST, tensor_parallel_size=tensor_parallel_size))
+    assert fit.kv_pool_bytes_per_gpu / GIB == pytest.approx(reported_gib, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("tensor_parallel_size", "size_gb", "flag", "reported_tokens"), [(1, 8, 8, 257_202), (2, 8, 4, 128_601)]
+)
+def test_host_tokens_are_what_an_h200_reported(tensor_parallel_size, size_gb, flag, reported_tokens):
+    hicache = HiCacheRequest(size_bytes=size_gb * GB)
+    fit = size(replace(LITE_REQUEST, tensor_parallel_size=tensor_parallel_size, hicache=hicache))
+    assert (fit.hicache_size_gb_per_rank, fit.host_kv_tokens) == (flag, reported_tokens)
+
+
+# The rules
+
+
+def test_fp8_halves_the_bytes_of_bf16():
+    fp8, bf16 = (size(replace(SAMPLE, kv_dtype=dtype, draft=None)) for dtype in ("fp8_e4m3", "bf16"))
+    assert fp8.kv_bytes_per_token_per_gpu * 2 == bf16.kv_bytes_per_token_per_gpu
+    assert fp8.kv_tokens // 2 == bf16.kv_tokens
+
+
+def test_doubling_the_ranks_of_an_mla_model_frees_weights_only():
+    tp4, tp8 = (size(replace(SAMPLE, tensor_parallel_size=tp, draft=None)) for tp in (4, 8))
+    freed = sharded_bytes(KIMI.checkpoint_bytes, 4) - sharded_bytes(KIMI.checkpoint_bytes, 8)
+    assert tp8.kv_tokens - tp4.kv_tokens == pytest.approx(freed / 35_136, abs=1)
+
+
+def test_a_draft_that_is_not_sharded_is_whole_on_every_gpu():
+    sharded, whole = (size(replace(SAMPLE, draft=replace(DRAFT, sharded=flag))) for flag in (True, False))
+    assert whole.draft_weight_bytes_per_gpu == DRAFT.checkpoint_bytes
+    assert sharded.draft_weight_bytes_per_gpu == sharded_bytes(DRAFT.checkpoint_bytes, 4)
+    assert whole.kv_tokens < sharded.kv_tokens
+
+
+def test_the_models_own_draft_layer_costs_one_layer_of_kv_and_no_weights():
+    v32 = CATALOG.model("deepseek-v3.2")
+    request = replace(SAMPLE, model=v32, tensor_parallel_size=8, context_tokens=163_840, hicache=None)
+    plain = size(replace(request, draft=None))
+    drafted = size(replace(request, draft=DraftRequest.next_n(v32, "fp8_e4m3")))
+    assert drafted.draft_weight_bytes_per_gpu == 0
+    assert drafted.kv_bytes_per_token_per_gpu * 61 == plain.kv_bytes_per_token_per_gpu * 62
+
+
+def test_the_request_table_is_counted_outside_the_fraction():
+    assert size(SAMPLE).request_table_bytes == 12 * 262_144 * 4
+
+
+@pytest.mark.parametrize(
+    ("percent", "tokens_per_request", "limit", "explicit", "expected"),
+    [
+        (90, 100_000, 12, None, 4),  # 0.9 x 496,663 / 100,000
+        (85, 100_000, 12, None, 2),
+        (90, 1_000_000, 12, None, 1),  # at least one
+        (90, 1_000, 12, None, 12),  # at most the running limit
+        (90, 100_000, 12, 3, 3),
+    ],
+)
+def test_the_target_of_running_requests(percent, tokens_per_request, limit, explicit, expected):
+    fit = size(
+        replace(
+            SAMPLE,
+            mem_fraction_percent=percent,
+            tokens_per_request=tokens_per_request,
+            max_running_requests=limit,
+            target_running_requests=explicit,
+        )
+    )
+    assert fit.target_running_requests == expected
+    assert fit.feasible
+
+
+def test_the_error_band_comes_from_bytes_that_are_whole_on_every_rank():
+    fit = size(SAMPLE)
+    extra = KIMI.replicated_bytes_high * 3 // 4 + GIB // 2
+    assert fit.kv_tokens - fit.kv_tokens_low == pytest.approx(extra / 41_280, abs=1)
+    assert fit.kv_tokens_high == fit.kv_tokens
+
+
+def test_one_rank_has_nothing_twice():
+    model = replace(LITE, replicated_bytes_low=GIB, replicated_bytes_high=2 * GIB)
+    assert size(replace(LITE_REQUEST, model=model)).kv_tokens_low == size(LITE_REQUEST).kv_tokens_low
+
+
+def test_a_fit_whose_low_end_is_too_small_says_so():
+    fit = size(replace(SAMPLE, mem_fraction_percent=85))
+    assert fit.feasible
+    assert f"low end, {fit.kv_tokens_low:,}, would not hold one conversation" in fit.message
+
+
+# Host memory
+
+
+def test_hicache_of_the_sample_becomes_102_gb_a_rank():
+    fit = size(SAMPLE)
+    assert fit.hicache_size_gb_per_rank == 102
+    # The draft's pool has as many slots and is not in the flag: 102 x 41,280 / 35,136 on each of four ranks.
+    assert fit.hicache_total_bytes == pytest.approx(4 * 102e9 * 41_280 / 35_136, abs=4)
+    assert fit.host_kv_tokens == -(-102 * GB // 35_136)
+
+
+def test_without_a_draft_the_whole_size_goes_to_the_target():
+    fit = size(replace(SAMPLE, draft=None))
+    assert (fit.hicache_size_gb_per_rank, fit.hicache_total_bytes) == (120, 480 * GB)
+
+
+@pytest.mark.parametrize(
+    ("tensor_parallel_size", "overhead_gib", "shm_gib"), [(1, 4.0, 4), (2, 5.3, 16), (4, 7.9, 16), (8, 13.1, 16)]
+)
+def test_the_memory_request_is_pools_processes_and_shm(tensor_parallel_size, overhead_gib, shm_gib):
+    fit = size(
+        replace(LITE_REQUEST, tensor_parallel_size=tensor_parallel_size, hicache=HiCacheRequest(size_bytes=80 * GB))
+    )
+    assert fit.host_overhead_bytes / GIB == pytest.approx(overhead_gib)
+    assert fit.shm_bytes == shm_gib * GIB
+    assert fit.host_memory_request_bytes == 80 * GB + fit.host_overhead_bytes + fit.shm_bytes
+
+
+def test_the_guard_counts_the_pools_of_other_ranks_twice():
+    assert guard_bytes(used_bytes=0, rank_pool_bytes=120 * GB, tensor_parallel_size=4) == 10 * GIB + 840 * GB
+    assert largest_rank_pool_bytes(limit_bytes=10 * GIB + 840 * GB, used_bytes=0, tensor_parallel_size=4) == 120 * GB
+
+
+def test_the_guard_of_the_sample_is_far_above_its_request():
+    fit = size(SAMPLE)
+    rank = fit.hicache_total_bytes // 4
+    used = fit.host_overhead_bytes + fit.shm_bytes
+    assert fit.host_memory_guard_bytes == used + 10 * GIB + 7 * rank
+    assert fit.host_memory_guard_bytes > 1.7 * fit.host_memory_request_bytes
+
+
+def test_without_hicache_there_is_no_guard():
+    fit = size(replace(SAMPLE, hicache=None))
+    assert fit.host_kv_tokens == fit.hicache_size_gb_per_rank == fit.hicache_total_bytes == 0
+    assert fit.host_memory_guard_bytes == fit.host_memory_request_bytes
+
+
+def test_auto_takes_what_a_node_can_spare():
+    node = 2000 * GIB
+    expected = (node * 9 // 10 - 64 * GIB) // 2 - round(7.9 * GIB) - 16 * GIB
+    size_bytes = auto_hicache_bytes(node_memory_bytes=node, gpus_per_node=8, tensor_parallel_size=4)
+    assert size_bytes == pytest.approx(expected, abs=4)
+    fit = size(replace(SAMPLE, hicache=HiCacheRequest(size_bytes=AUTO), node_memory_bytes=node))
+    assert fit.hicache_size_bytes == size_bytes
+    assert fit.feasible
+
+
+def test_auto_uses_the_catalogues_node_when_none_was_seen():
+    fit = size(replace(SAMPLE, hicache=HiCacheRequest(size_bytes=AUTO)))
+    assert fit.node_memory_bytes == B200.node_memory_bytes
+    assert fit.hicache_size_bytes == auto_hicache_bytes(
+        node_memory_bytes=B200.node_memory_bytes, gpus_per_node=8, tensor_parallel_size=4
+    )
+
+
+# What does not fit, and what would
+
+
+def infeasible(reason, other_gpus=(), **changes):
+    """Size a changed sample, and prove that it is refused and that each remedy it names really fits."""
+    fit = size(replace(SAMPLE, **changes), other_gpus=other_gpus)
+    assert not fit.feasible
+    assert fit.reason is reason
+    for remedy in fit.remedies:
+        assert remedy.text in fit.message
+        assert size(remedy.request).feasible
+    return fit
+
+
+def test_weights_that_do_not_fit_are_told_the_size_that_does():
+    fit = infeasible(Reason.WEIGHTS_EXCEED_HBM, tensor_parallel_size=1)
+    assert fit.kv_pool_bytes_per_gpu < 0
+    assert "needs 602.1 GB of weights a GPU" in fit.message
+    assert "This would fit: tensorParallelSize 4." in fit.message
+
+
+def test_a_larger_gpu_is_named_where_it_fits():
+    v32 = CATALOG.model("deepseek-v3.2")
+    fit = infeasible(Reason.WEIGHTS_EXCEED_HBM, model=v32, draft=None, context_tokens=163_840, other_gpus=CATALOG.gpus)
+    assert "tensorParallelSize 8; or GPU type B300" in fit.message
+
+
+def test_a_context_that_does_not_fit_is_told_fraction_dtype_and_context():
+    fit = infeasible(Reason.KV_CAPACITY_EXCEEDED, kv_dtype="bf16", draft=None, mem_fraction_percent=85)
+    assert "fewer than one conversation of contextLength 262,144" in fit.message
+    texts = [remedy.text for remedy in fit.remedies]
+    assert texts[0].startswith("memFractionStaticPercent 8")
+    assert "kvCache.dtype fp8_e4m3 instead of bf16" in texts
+    assert "tensorParallelSize 8" in texts
+    assert any(text.startswith("model.contextLength ") for text in texts)
+
+
+def test_the_fraction_that_is_suggested_is_the_lowest_that_fits():
+    fit = infeasible(Reason.KV_CAPACITY_EXCEEDED, kv_dtype="bf16", draft=None, mem_fraction_percent=85)
+    suggested = fit.remedies[0].request
+    assert not size(replace(suggested, mem_fraction_percent=suggested.mem_fraction_percent - 1)).feasible
+
+
+def test_an_explicit_target_that_does_not_fit_is_told_the_one_that_does():
+    fit = infeasible(Reason.KV_CAPACITY_EXCEEDED, target_running_requests=6)
+    assert "targetRunningRequests 6 of 100,000 tokens each need 600,000" in fit.message
+    assert fit.remedies[0].text == "targetRunningRequests 4"
+
+
+def test_a_derived_target_never_makes_a_replica_infeasible():
+    assert size(replace(SAMPLE, tokens_per_request=10_000_000)).feasible
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "fp8", "fp8_e5m2", "mxfp8", "nvfp4"])
+def test_a_kv_dtype_that_the_gpu_refuses_is_told_the_ones_it_takes(dtype):
+    fit = infeasible(Reason.KV_DTYPE_REFUSED, kv_dtype=dtype)
+    assert f"kvCache.dtype {dtype} is refused by the MLA attention kernels of B200" in fit.message
+    assert "which take fp8_e4m3 or bf16" in fit.message
+    assert [remedy.request.kv_dtype for remedy in fit.remedies] == ["fp8_e4m3", "bf16"]
+    assert (fit.kv_tokens, fit.hicache_size_gb_per_rank) == (0, 0)
+
+
+def test_a_draft_kv_dtype_that_the_gpu_refuses_names_its_own_field():
+    fit = infeasible(Reason.KV_DTYPE_REFUSED, draft=replace(DRAFT, kv_dtype="fp8_e5m2"))
+    assert "speculative.draftKVCacheDtype fp8_e5m2 is refused by the GQA" in fit.message
+
+
+def test_a_gpu_type_without_kernels_for_an_attention_says_so():
+    gpu = replace(B200, kv_dtypes={})
+    fit = infeasible(Reason.KV_DTYPE_REFUSED, gpu=gpu, draft=None)
+    assert "knows no KV dtype for MLA attention on B200" in fit.message
+
+
+def test_a_context_longer_than_the_models_own_is_refused():
+    fit = infeasible(Reason.CONTEXT_EXCEEDS_MODEL, context_tokens=300_000)
+    assert "contextLength 300,000 is more than the 262,144 that kimi-k2.6-nvfp4 was made for" in fit.message
+    assert fit.remedies[0].text == "model.contextLength 262144"
+
+
+def test_a_replica_never_spans_nodes():
+    small = replace(B200, name="GB200", gpus_per_node=4)
+    fit = infeasible(Reason.GPUS_PER_NODE_EXCEEDED, gpu=small, tensor_parallel_size=8, other_gpus=CATALOG.gpus)
+    assert "tensorParallelSize 8 needs that many GPUs on one node, but a GB200 node has 4" in fit.message
+    assert fit.remedies[0].text == "tensorParallelSize 4"
+
+
+def test_all_replicas_of_a_node_must_fit_its_memory():
+    fit = infeasible(Reason.HOST_MEMORY_EXCEEDED, hicache=HiCacheRequest(size_bytes=1_100 * GB))
+    assert "2 replicas share a node" in fit.message
+    assert fit.remedies[0].text == "kvCache.hiCache.size 994G"
+    alone = replace(SAMPLE, tensor_parallel_size=8, hicache=HiCacheRequest(size_bytes=1_100 * GB))
+    assert size(alone).feasible
+
+
+def test_a_node_that_was_seen_counts_instead_of_the_catalogues():
+    fit = infeasible(Reason.HOST_MEMORY_EXCEEDED, node_memory_bytes=1_000 * GB)
+    assert "pods of a B200 node have 1,000.0 GB" in fit.message
+
+
+def test_a_memory_limit_below_the_guard_is_told_the_guard_and_a_size():
+    fit = infeasible(Reason.HOST_MEMORY_EXCEEDED, memory_limit_bytes=600 * GB)
+    assert "it uses 505.0 GB" in fit.message
+    assert "passes only from 875.3 GB" in fit.message
+    texts = [remedy.text for remedy in fit.remedies]
+    assert texts == [
+        "kvCache.hiCache.size 322G",
+        "a memory limit of 876G or more",
+        "no memory limit",
+        "no kvCache.hiCache",
+    ]
+
+
+def test_a_memory_limit_below_the_request_is_refused_without_hicache_too():
+    fit = infeasible(Reason.HOST_MEMORY_EXCEEDED, hicache=None, memory_limit_bytes=16 * GB)
+    assert fit.remedies[0].text == "a memory limit of 26G or more"
+
+
+def test_a_size_without_a_unit_is_told_that_it_is_bytes():
+    fit = infeasible(Reason.HICACHE_TOO_SMALL, hicache=HiCacheRequest(size_bytes=480))
+    assert "kvCache.hiCache.size 480 bytes is under 1 GB of KV for each of the 4 ranks" in fit.message
+    assert fit.remedies[0].text == "kvCache.hiCache.size 5G or more"
+
+
+def test_auto_on_a_node_without_memory_to_spare_is_refused():
+    fit = infeasible(Reason.HICACHE_TOO_SMALL, hicache=HiCacheRequest(size_bytes=AUTO), node_memory_bytes=100 * GIB)
+    assert "Auto comes to 0.0 GB on a node with 107.4 GB" in fit.message
+
+
+def test_two_problems_are_answered_with_two_changes():
+    fit = infeasible(
+        Reason.WEIGHTS_EXCEED_HBM,
+        tensor_parallel_size=2,
+        hicache=HiCacheRequest(size_bytes=1_100 * GB),
+        node_memory_bytes=1_000 * GB,
+    )
+    assert any(" with kvCache.hiCache.size " in remedy.text for remedy in fit.remedies)
+
+
+def test_a_model_that_fits_nowhere_is_told_so():
+    fit = infeasible(
+        Reason.WEIGHTS_EXCEED_HBM,
+        model=replace(KIMI, checkpoint_bytes=4_000 * GB),
+        other_gpus=CATALOG.gpus,
+        tensor_parallel_size=8,
+    )
+    assert fit.remedies == ()
+    assert "take a smaller checkpoint" in fit.message
+
+
+# The tables
+
+
+def test_the_table_of_a_gpu_adds_up_to_the_kv_pool():
+    *parts, pool = size(SAMPLE).hbm_lines
+    assert pool.label == "KV pool"
+    assert sum(line.bytes for line in parts) == pool.bytes
+    assert "496,663 tokens of 41,280 B" in pool.note
+    assert [line.label for line in parts] == [
+        "GPU memory",
+        "CUDA context",
+        "NCCL",
+        "graphs and activations",
+        "weights",
+        "draft weights",
+    ]
+
+
+def test_the_table_of_the_host_adds_up_to_the_request():
+    lines = {line.label: line for line in size(SAMPLE).host_lines}
+    parts = ("HiCache pools", "engine processes", "/dev/shm")
+    assert sum(lines[label].bytes for label in parts) == lines["memory request"].bytes
+    assert "4 x --hicache-size 102" in lines["HiCache pools"].note
+    assert "2 x 505.0 GB must fit" in lines["memory of a node"].note
+
+
+def test_one_gpu_has_no_nccl_line():
+    assert "NCCL" not in [line.label for line in size(LITE_REQUEST).hbm_lines]
