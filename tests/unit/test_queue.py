@@ -276,9 +276,7 @@ def test_cancelling_run_ends_its_workers(in_virtual_time):
     async def scenario():
         queue = KeyedQueue[str]()
         queue.add("a")
-        running = asyncio.create_task(
-            queue.run(workers=3, handler=Recorder(takes_s=100), stop=asyncio.Event())
-        )
+        running = asyncio.create_task(queue.run(workers=3, handler=Recorder(takes_s=100), stop=asyncio.Event()))
         await asyncio.sleep(1)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -177,9 +177,7 @@ class KeyedQueue(Generic[K]):
                 self._available.release()
             _, late = await asyncio.wait(tasks, timeout=grace_s)
             if late:
-                _LOGGER.warning(
-                    "Cancelling work on %s: not done %g s after the stop", [*self._running], grace_s
-                )
+                _LOGGER.warning("Cancelling work on %s: not done %g s after the stop", [*self._running], grace_s)
         finally:
             for timer in self._timers.values():
                 timer.cancel()
