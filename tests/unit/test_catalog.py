@@ -178,9 +178,9 @@ def test_the_chart_can_add_gpu_types_and_replace_known_ones():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"memory_mib": "189471"}, r"values\.yaml: memory_mib must be a int, not '189471'"),
-        ({"measured": 1}, r"values\.yaml: measured must be a bool"),
-        ({"gpus_per_node": True}, r"values\.yaml: gpus_per_node must be a int, not True"),
+        ({"memory_mib": "189471"}, r"values\.yaml: memory_mib must be of type int, not '189471'"),
+        ({"measured": 1}, r"values\.yaml: measured must be of type bool"),
+        ({"gpus_per_node": True}, r"values\.yaml: gpus_per_node must be of type int, not True"),
         ({"memory_mb": 1}, r"values\.yaml: unknown key memory_mb"),
         ({"node_label_values": [1]}, r"node_label_values must be a list of strings"),
         ({"kv_dtypes": {"MHA": ["bf16"]}}, r"values\.yaml: kv_dtypes\.MHA: attention is one of MLA, GQA, DSA"),

@@ -165,6 +165,8 @@ def test_the_request_table_is_counted_outside_the_fraction():
     [
         (90, 100_000, 12, None, 4),  # 0.9 x 496,663 / 100,000
         (85, 100_000, 12, None, 2),
+        (90, 111_749, 12, None, 4),  # 0.9 x 496,663 is 446,996.7: four of these and not one token more
+        (90, 111_750, 12, None, 3),
         (90, 1_000_000, 12, None, 1),  # at least one
         (90, 1_000, 12, None, 12),  # at most the running limit
         (90, 100_000, 12, 3, 3),

@@ -42,7 +42,7 @@ class _Table:
         value = self._left.pop(key)
         # bool is an int in Python; a size must not be `true`.
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise CatalogDataError(f"{self._where}: {key} must be a {kind.__name__}, not {value!r}")
+            raise CatalogDataError(f"{self._where}: {key} must be of type {kind.__name__}, not {value!r}")
         return value
 
     def take_or(self, key: str, kind: type[T], default: T) -> T:
@@ -162,20 +162,15 @@ def _draft(where: str, data: Mapping[str, object]) -> DraftProfile:
 
 
 def parse_model(where: str, data: Mapping[str, object]) -> ModelProfile:
-    """Read one model profile.
-
-    Args:
-        where: the file's name, for messages.
-        data: the parsed TOML.
+    """Read one model profile; `where` is the file's name, for messages.
 
     Raises:
         CatalogDataError: a key is missing, unknown or of the wrong type.
     """
     table = _Table(where, data)
-    fractions = table.take_or("mem_fraction_percents", dict, {})
+    flags = table.take_or("flags", list, [])
     gpu_flags = table.take_or("gpu_flags", dict, {})
-    tp_flags = table.take_or("tensor_parallel_flags", dict, {})
-    drafts = table.take_or("drafts", list, [])
+    size_flags = table.take_or("tensor_parallel_flags", dict, {})
     model = ModelProfile(
         name=table.take("name", str),
         title=table.take("title", str),
@@ -194,13 +189,13 @@ def parse_model(where: str, data: Mapping[str, object]) -> ModelProfile:
         trust_remote_code=table.take_or("trust_remote_code", bool, default=False),
         chunked_prefill_tokens=table.take_optional("chunked_prefill_tokens", int),
         max_running_requests=table.take_or("max_running_requests", int, DEFAULT_MAX_RUNNING_REQUESTS),
-        mem_fraction_percents={str(gpu): int(percent) for gpu, percent in fractions.items()},
-        flags=_flags(f"{where}: flags", table.take_or("flags", list, [])),
-        gpu_flags={str(gpu): _flags(f"{where}: gpu_flags.{gpu}", value) for gpu, value in gpu_flags.items()},
+        mem_fraction_percents=table.take_or("mem_fraction_percents", dict, {}),
+        flags=_flags(f"{where}: flags", flags),
+        gpu_flags={gpu: _flags(f"{where}: gpu_flags", value) for gpu, value in gpu_flags.items()},
         tensor_parallel_flags={
-            int(size): _flags(f"{where}: tensor_parallel_flags.{size}", value) for size, value in tp_flags.items()
+            int(size): _flags(f"{where}: tensor_parallel_flags", value) for size, value in size_flags.items()
         },
-        drafts=tuple(_draft(f"{where}: drafts[{i}]", draft) for i, draft in enumerate(drafts)),
+        drafts=tuple(_draft(f"{where}: drafts", draft) for draft in table.take_or("drafts", list, [])),
         feasible_hint=table.take("feasible_hint", str),
         source=table.take("source", str),
     )

@@ -85,10 +85,10 @@ class ModelProfile:
 
     name: str
     title: str
-    repo: str
-    architecture: str
+    repo: str = ""
+    architecture: str = ""
     layout: KVLayout
-    parameters: int
+    parameters: int = 0
     checkpoint_bytes: int
     replicated_bytes_low: int
     replicated_bytes_high: int
@@ -98,14 +98,14 @@ class ModelProfile:
     tool_call_parser: str | None
     reasoning_parser: str | None
     trust_remote_code: bool
-    chunked_prefill_tokens: int | None
-    max_running_requests: int
+    chunked_prefill_tokens: int | None = None
+    max_running_requests: int = DEFAULT_MAX_RUNNING_REQUESTS
     mem_fraction_percents: Mapping[str, int] = field(default_factory=dict)
     flags: tuple[Flag, ...] = ()
     gpu_flags: Mapping[str, tuple[Flag, ...]] = field(default_factory=dict)
     tensor_parallel_flags: Mapping[int, tuple[Flag, ...]] = field(default_factory=dict)
     drafts: tuple[DraftProfile, ...] = ()
-    feasible_hint: str
+    feasible_hint: str = ""
     source: str
 
     @property
@@ -131,28 +131,19 @@ class ModelProfile:
         return next((draft for draft in self.drafts if draft.algorithm == algorithm.upper()), None)
 
 
-def layout_from_geometry(
-    *,
-    attention: str,
-    layers: int,
-    kv_lora_rank: int | None = None,
-    rope_head_dim: int | None = None,
-    kv_heads: int | None = None,
-    head_dim: int | None = None,
+def _geometry_layout(
+    attention: str, layers: int, *, latent: tuple[int | None, int | None], heads: tuple[int | None, int | None]
 ) -> KVLayout:
-    """Build the KV layout of inline geometry.
-
-    Raises:
-        ValueError: the attention is neither MLA nor GQA, or one of its own fields is missing.
-    """
     if attention == AttentionKind.MLA:
-        if kv_lora_rank is None or rope_head_dim is None:
+        rank, rope = latent
+        if rank is None or rope is None:
             raise ValueError("geometry with attention MLA needs kvLoraRank and ropeHeadDim")
-        return MLALayout(layers=layers, kv_lora_rank=kv_lora_rank, rope_head_dim=rope_head_dim)
+        return MLALayout(layers=layers, kv_lora_rank=rank, rope_head_dim=rope)
     if attention == AttentionKind.GQA:
-        if kv_heads is None or head_dim is None:
+        count, dim = heads
+        if count is None or dim is None:
             raise ValueError("geometry with attention GQA needs kvHeads and headDim")
-        return GQALayout(layers=layers, kv_heads=kv_heads, head_dim=head_dim)
+        return GQALayout(layers=layers, kv_heads=count, head_dim=dim)
     raise ValueError(f"geometry with attention {attention!r} is not supported; use MLA or GQA, or a profile")
 
 
@@ -176,23 +167,13 @@ def model_from_geometry(
     """Build a profile for a model that the catalogue does not know.
 
     Raises:
-        ValueError: as `layout_from_geometry`.
+        ValueError: the attention is neither MLA nor GQA, or one of its own fields is missing.
     """
-    layout = layout_from_geometry(
-        attention=attention,
-        layers=layers,
-        kv_lora_rank=kv_lora_rank,
-        rope_head_dim=rope_head_dim,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-    )
+    latent, heads = (kv_lora_rank, rope_head_dim), (kv_heads, head_dim)
     return ModelProfile(
         name=name,
         title=name,
-        repo="",
-        architecture="",
-        layout=layout,
-        parameters=0,
+        layout=_geometry_layout(attention, layers, latent=latent, heads=heads),
         checkpoint_bytes=weights_bytes,
         replicated_bytes_low=0,
         # A guess for a model nobody has measured: 1% of the weights is whole on every rank.
@@ -203,8 +184,5 @@ def model_from_geometry(
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
         trust_remote_code=trust_remote_code,
-        chunked_prefill_tokens=None,
-        max_running_requests=DEFAULT_MAX_RUNNING_REQUESTS,
-        feasible_hint="",
         source="the pool's own geometry",
     )
