@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from sglpool.api.names import MANAGER_TEMPLATE
 from sglpool.kube.errors import KubeError, NotFound
-from sglpool.kube.port import REQUEST_TIMEOUT_S, Propagation
+from sglpool.kube.port import REQUEST_TIMEOUT_S, KubePort, Propagation
 from sglpool.kube.resources import Manifest, Resource, resource_for
 from sglpool.kube.transport import Request, RequestHook, Transport, open_transport
 
@@ -19,13 +19,16 @@ _PAGE_SIZE = 500
 # The body is JSON, which is YAML; the server knows server-side apply by this media type alone.
 _APPLY_PATCH = "application/apply-patch+yaml"
 
+# Objects without spec and status, for listings that only ask what exists.
+_METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
 _OWN_WRITE = {"fieldManager": MANAGER_TEMPLATE, "fieldValidation": "Strict"}
 
 # Inside the class the name `list` is a method.
 _Manifests: TypeAlias = list[Manifest]
 
 
-class KubeClient:
+class KubeClient(KubePort):
     """`KubePort` over HTTP. Open one per process with `connect`."""
 
     def __init__(self, transport: Transport) -> None:
@@ -72,30 +75,51 @@ class KubeClient:
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> list[Manifest]:
         """See `KubePort.list`."""
-        query: dict[str, str] = {}
-        selectors = [f"{key}={value}" for key, value in (labels or {}).items()]
-        if label_selector:
-            selectors.append(label_selector)
-        if selectors:
-            query["labelSelector"] = ",".join(selectors)
-        if field_selector:
-            query["fieldSelector"] = field_selector
+        query = _list_query(labels, label_selector, field_selector)
         if from_cache:
-            query["resourceVersion"] = "0"  # always whole: the cache knows no pages
+            # Always whole: the cache knows no pages.
+            return (await self._page(resource, namespace, {**query, "resourceVersion": "0"}, timeout_s))[0]
+        try:
+            return [item async for page in self._pages(resource, namespace, query, timeout_s) for item in page]
+        except KubeError as error:
+            if error.code != 410:
+                raise
+            # The list outlived its snapshot. Read it again in one piece, which cannot expire.
             return (await self._page(resource, namespace, query, timeout_s))[0]
-        items: list[Manifest] = []
-        page_query = {**query, "limit": str(_PAGE_SIZE)}
+
+    async def pages(
+        self,
+        resource: Resource,
+        *,
+        namespace: str | None,
+        label_selector: str | None = None,
+        metadata_only: bool = False,
+        page_size: int = _PAGE_SIZE,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> AsyncIterator[_Manifests]:
+        """See `KubePort.pages`."""
+        query = _list_query(None, label_selector, None)
+        async for page in self._pages(
+            resource, namespace, query, timeout_s, page_size=page_size, metadata_only=metadata_only
+        ):
+            yield page
+
+    async def _pages(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        query: Mapping[str, str],
+        timeout_s: float,
+        *,
+        page_size: int = _PAGE_SIZE,
+        metadata_only: bool = False,
+    ) -> AsyncIterator[_Manifests]:
+        page_query = {**query, "limit": str(page_size)}
         while True:
-            try:
-                page, token = await self._page(resource, namespace, page_query, timeout_s)
-            except KubeError as error:
-                if error.code != 410:
-                    raise
-                # The list outlived its snapshot. Read it again in one piece, which cannot expire.
-                return (await self._page(resource, namespace, query, timeout_s))[0]
-            items += page
+            page, token = await self._page(resource, namespace, page_query, timeout_s, metadata_only=metadata_only)
+            yield page
             if not token:
-                return items
+                return
             page_query["continue"] = token
 
     async def create(self, manifest: Manifest, *, timeout_s: float = REQUEST_TIMEOUT_S) -> Manifest:
@@ -202,11 +226,25 @@ class KubeClient:
         return True
 
     async def _page(
-        self, resource: Resource, namespace: str | None, query: Mapping[str, str], timeout_s: float
+        self,
+        resource: Resource,
+        namespace: str | None,
+        query: Mapping[str, str],
+        timeout_s: float,
+        *,
+        metadata_only: bool = False,
     ) -> tuple[_Manifests, str]:
         """One page of a list and the token of the next, empty at the end."""
         answer = await self._send(
-            "list", "GET", resource, namespace, None, query=query, repeatable=True, timeout_s=timeout_s
+            "list",
+            "GET",
+            resource,
+            namespace,
+            None,
+            query=query,
+            accept=_METADATA_LIST if metadata_only else "application/json",
+            repeatable=True,
+            timeout_s=timeout_s,
         )
         items: _Manifests = answer.get("items") or []
         for item in items:
@@ -256,6 +294,7 @@ class KubeClient:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
+        accept: str = "application/json",
         repeatable: bool = False,
         timeout_s: float,
     ) -> Manifest:
@@ -270,8 +309,23 @@ class KubeClient:
                 path=f"{path}?{urlencode(query)}" if query else path,
                 body=body,
                 content_type=content_type,
+                accept=accept,
                 repeatable=repeatable,
                 timeout_s=timeout_s,
             )
         )
         return answer
+
+
+def _list_query(
+    labels: Mapping[str, str] | None, label_selector: str | None, field_selector: str | None
+) -> dict[str, str]:
+    query: dict[str, str] = {}
+    selectors = [f"{key}={value}" for key, value in (labels or {}).items()]
+    if label_selector:
+        selectors.append(label_selector)
+    if selectors:
+        query["labelSelector"] = ",".join(selectors)
+    if field_selector:
+        query["fieldSelector"] = field_selector
+    return query

@@ -124,17 +124,16 @@ class EventRecorder:
             self.counts.overflowed += 1
             return False
         self._remember(uid, reason, message, now)
-        self._queue.put_nowait(
-            event_manifest(
-                regarding,
-                reason=reason,
-                message=message,
-                action=action,
-                event_type=event_type,
-                now=self._wall_clock(),
-                instance=self._instance,
-            )
+        event = event_manifest(
+            regarding,
+            reason=reason,
+            message=message,
+            action=action,
+            event_type=event_type,
+            now=self._wall_clock(),
+            instance=self._instance,
         )
+        self._queue.put_nowait(event)
         return True
 
     async def close(self) -> None:

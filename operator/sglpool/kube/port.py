@@ -4,11 +4,12 @@
 watch here: kopf watches, reconcile reads.
 """
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Literal, Protocol, TypeAlias
 
 from sglpool.kube.resources import Manifest, Resource
 
+Manifests: TypeAlias = list[Manifest]
 Propagation: TypeAlias = Literal["Background", "Orphan", "Foreground"]
 
 REQUEST_TIMEOUT_S = 30.0
@@ -48,6 +49,31 @@ class KubePort(Protocol):
             field_selector: a field selector in text form.
             from_cache: take what the API server's watch cache holds: cheaper, and a moment old.
             timeout_s: limit for each page.
+        """
+        ...
+
+    def pages(
+        self,
+        resource: Resource,
+        *,
+        namespace: str | None,
+        label_selector: str | None = None,
+        metadata_only: bool = False,
+        page_size: int = 500,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> AsyncIterator["Manifests"]:
+        """Read all objects that match, a page at a time, so that a large listing never stands in memory whole.
+
+        Args:
+            resource: the resource type.
+            namespace: one namespace; None for all of them.
+            label_selector: a selector in text form.
+            metadata_only: leave spec and status with the server.
+            page_size: objects per page.
+            timeout_s: limit for each page.
+
+        Raises:
+            Transient: with code 410 when the listing took so long that its snapshot is gone: start over.
         """
         ...
 

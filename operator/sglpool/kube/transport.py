@@ -10,8 +10,9 @@ import contextlib
 import json
 import os
 import random
+import ssl
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -61,6 +62,7 @@ class Request:
         path: URL path and query, already quoted.
         body: JSON-able body, None for no body.
         content_type: media type of the body.
+        accept: media type of the answer.
         repeatable: whether sending it twice is the same as sending it once.
         timeout_s: longest time for the whole call, retries and pauses included.
     """
@@ -73,6 +75,7 @@ class Request:
     path: str
     body: Any = None
     content_type: str = "application/json"
+    accept: str = "application/json"
     repeatable: bool = False
     timeout_s: float
 
@@ -98,7 +101,8 @@ class Transport:
     async def send(self, request: Request) -> Any:
         """Send it and return the parsed JSON answer.
 
-        A repeatable request is sent again, at most twice, after a 429 or a broken connection. A `Retry-After` of
+        A repeatable request is sent again, at most twice, after a 429 or a broken connection (aiohttp itself sends
+        a GET, PUT or DELETE once more when a kept-alive connection turns out to be closed). A `Retry-After` of
         up to 10 s is obeyed; a longer one is left to the caller.
 
         Raises:
@@ -123,28 +127,9 @@ class Transport:
             await self._sleep(pause_s)
 
     async def _attempt(self, request: Request, timeout_s: float) -> Any:
-        headers = {"Content-Type": request.content_type}
-        # Asks the credential loader every time: that is how a rotated token is noticed.
-        token = await self._configuration.get_api_key_with_prefix("BearerToken")
-        if token:
-            headers["Authorization"] = token.strip()
-        data = None if request.body is None else json.dumps(request.body, separators=(",", ":")).encode()
-        url = URL(self._configuration.host + request.path, encoded=True)
         code, begin = 0, asyncio.get_running_loop().time()
         try:
-            async with self._session.request(
-                request.method,
-                url,
-                data=data,
-                headers=headers,
-                timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_TIMEOUT_S),
-                allow_redirects=False,
-                proxy=self._proxy,
-                server_hostname=self._server_hostname,
-            ) as response:
-                body = await response.read()
-                code = response.status
-                answer_headers = response.headers
+            code, headers, body = await self._exchange(request, timeout_s)
         except TimeoutError as error:
             raise _no_answer(request, f"no answer from the API server within {timeout_s:.3g} s") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -162,12 +147,32 @@ class Transport:
                 name=request.name,
                 code=code,
                 body=body,
-                headers=answer_headers,
+                headers=headers,
             )
         try:
             return json.loads(body)
         except ValueError as error:
             raise _no_answer(request, f"the API server's answer is not JSON: {body[:80]!r}") from error
+
+    async def _exchange(self, request: Request, timeout_s: float) -> tuple[int, Mapping[str, str], bytes]:
+        """One HTTP request; status, headers and body of its answer."""
+        headers = {"Content-Type": request.content_type, "Accept": request.accept}
+        # Asks the credential loader every time: that is how a rotated token is noticed.
+        token = await self._configuration.get_api_key_with_prefix("BearerToken")
+        if token:
+            headers["Authorization"] = token.strip()
+        data = None if request.body is None else json.dumps(request.body, separators=(",", ":")).encode()
+        async with self._session.request(
+            request.method,
+            URL(self._configuration.host + request.path, encoded=True),
+            data=data,
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_TIMEOUT_S),
+            allow_redirects=False,
+            proxy=self._proxy,
+            server_hostname=self._server_hostname,
+        ) as response:
+            return response.status, response.headers, await response.read()
 
 
 @contextlib.asynccontextmanager
@@ -198,17 +203,7 @@ async def open_transport(
         ssl_context = RESTClientObject(configuration).ssl_context
     except OSError as error:  # ssl.SSLError among them
         raise KubeConfigError(f"{_source(kubeconfig)}: cannot use its certificates: {error}") from error
-    # Not trust_env: it would look for a ~/.netrc in a thread at every request, and refuse to send when it has one.
-    session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=_MAX_CONNECTIONS, ssl=ssl_context, keepalive_timeout=_KEEPALIVE_S),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        headers={
-            "Accept": "application/json",
-            # Inside a cluster compression costs more CPU on both sides than it saves.
-            "Accept-Encoding": "identity",
-            "User-Agent": f"sglpool/{__version__}",
-        },
-    )
+    session = _session(ssl_context)
     # Ends at once unless the kubeconfig's tokens come from a program that must be asked again.
     refresher = asyncio.create_task(refresh_token(loader, configuration)) if loader is not None else None
     try:
@@ -218,6 +213,20 @@ async def open_transport(
             refresher.cancel()
             await asyncio.gather(refresher, return_exceptions=True)
         await session.close()
+
+
+def _session(ssl_context: ssl.SSLContext) -> aiohttp.ClientSession:
+    # Not trust_env: it would look for a ~/.netrc in a thread at every request, and refuse to send when it has one.
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=_MAX_CONNECTIONS, ssl=ssl_context, keepalive_timeout=_KEEPALIVE_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={
+            "Accept": "application/json",
+            # Inside a cluster compression costs more CPU on both sides than it saves.
+            "Accept-Encoding": "identity",
+            "User-Agent": f"sglpool/{__version__}",
+        },
+    )
 
 
 async def _load_credentials(configuration: Configuration, kubeconfig: str | None) -> Any:
