@@ -95,13 +95,7 @@ class EventRecorder:
         await self.close()
 
     def record(
-        self,
-        regarding: Manifest,
-        *,
-        reason: str,
-        message: str,
-        action: str,
-        event_type: EventType = "Normal",
+        self, regarding: Manifest, *, reason: str, message: str, action: str, event_type: EventType = "Normal"
     ) -> bool:
         """Queue an event and return at once; False if it was dropped.
 
