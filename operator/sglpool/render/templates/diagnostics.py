@@ -35,16 +35,11 @@ def dump(config: engine.Json, reason: str) -> None:
     until = time.monotonic() + config["liveness"]["dump_timeout_s"]
     write_log(config, [reason])
     write_log(config, ["dump, /v1/loads:", *clipped(read_loads(config))])
-    processes = list_processes()
-    lines = [f"  {pid} {about}" for pid, about in processes.items()]
-    write_log(config, ["dump, processes:", *lines[:MAX_PROCESSES]])
-    write_log(config, ["dump, nvidia-smi:", *clipped(run_tool(["nvidia-smi"], until))])
-    engine_pids = [pid for pid, about in processes.items() if "sglang" in about or "python" in about]
-    for pid in engine_pids[:MAX_STACKS]:
-        output = run_tool(["py-spy", "dump", "--pid", str(pid)], until)
+    write_log(config, ["dump, processes:", *list_processes()])
+    write_log(config, ["dump, nvidia-smi:", *clipped(run_tool(config, ["nvidia-smi"], until))])
+    for pid in server_processes(config)[:MAX_STACKS]:
+        output = run_tool(config, ["py-spy", "dump", "--pid", str(pid)], until)
         write_log(config, [f"dump, stacks of process {pid}:", *clipped(output)])
-        if shutil.which("py-spy") is None:
-            break
     write_log(config, ["dump ended."])
 
 
@@ -73,32 +68,41 @@ def read_loads(config: engine.Json) -> str:
         return f"unknown: {error}"
 
 
-def list_processes() -> dict[int, str]:
-    """Process id to state, waiting place in the kernel and command, of every process in sight but this one."""
-    found = {}
-    for entry in sorted(Path("/proc").iterdir()):
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
+def list_processes() -> list[str]:
+    """A line for every process in sight but this one: id, state, waiting place in the kernel, command."""
+    lines = []
+    pids = sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    for pid in pids:
+        entry = Path("/proc", str(pid))
         with contextlib.suppress(OSError):
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
-            if not command:
+            if not command or pid == os.getpid():
                 continue
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
             waiting = "?"
             with contextlib.suppress(OSError):
                 waiting = (entry / "wchan").read_text()
-            found[int(entry.name)] = f"{state} {waiting} {command[:160]}"
-    return found
+            lines.append(f"  {pid} {state} {waiting} {command[:160]}")
+    return lines[:MAX_PROCESSES]
 
 
-def run_tool(command: list[str], until: float) -> str:
+def server_processes(config: engine.Json) -> list[int]:
+    """The server and its ranks, by the process id that the launcher noted."""
+    try:
+        server = int(engine.marker(config, "server.pid").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [server, *engine.living_descendants(server)]
+
+
+def run_tool(config: engine.Json, command: list[str], until: float) -> str:
     """Output of a tool. One that hangs is killed and left: in a driver call it does not even die."""
     limit_s = min(TOOL_S, until - time.monotonic())
     if shutil.which(command[0]) is None:
         return f"{command[0]} is not in this image"
     if limit_s <= 0:
         return "left out: the time for the dump is over"
-    with tempfile.TemporaryFile() as output:
+    with tempfile.TemporaryFile(dir=config["run_dir"]) as output:
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True

@@ -81,7 +81,8 @@ class Launcher:
             if not self.warm and not self.warm_up_result.empty():
                 failure = self.warm_up_result.get()
                 if failure:
-                    engine.log(f"{failure} Killing the server.")
+                    engine.log(failure)
+                    engine.log("the server did not warm up: killing it.")
                     return 1
                 self.warm = True
                 engine.write_file(engine.marker(self.config, "warm"), f"{time.time():.0f}\n")
@@ -181,7 +182,7 @@ class Launcher:
     def kill_all(self) -> None:
         """SIGKILL every descendant until none is left; orphans come to this process, so none can hide."""
         until = time.monotonic() + KILL_LIMIT_S
-        while pids := living_descendants(os.getpid()):
+        while pids := engine.living_descendants(os.getpid()):
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -191,26 +192,6 @@ class Launcher:
             time.sleep(0.02)
             self.reap()
         self.reap()
-
-
-def living_descendants(root: int) -> list[int]:
-    """Process ids below `root`, from /proc; zombies do not count."""
-    children: dict[int, list[tuple[int, str]]] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            # The command name may hold spaces and brackets; what follows its last bracket does not.
-            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            children.setdefault(int(parent), []).append((int(entry.name), state))
-    found: list[int] = []
-    pending = [root]
-    while pending:
-        for pid, state in children.get(pending.pop(), []):
-            pending.append(pid)
-            if state not in "ZX":
-                found.append(pid)
-    return found
 
 
 def prepare(config: engine.Json) -> None:

@@ -70,6 +70,7 @@ def request(config: Json, path: str, *, timeout_s: float, payload: Json | None =
     listen_host: str = config["listen_host"]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen_host, listen_host)
     connection = http.client.HTTPConnection(host, config["port"], timeout=timeout_s)
+    late = NoAnswer(f"no answer within {timeout_s:g} s")
     result: list[Answer | NoAnswer] = []
 
     def exchange() -> None:
@@ -81,6 +82,8 @@ def request(config: Json, path: str, *, timeout_s: float, payload: Json | None =
                 connection.request("POST", path, body, {"Content-Type": "application/json"})
             response = connection.getresponse()
             result.append(Answer(response.status, response.read(MAX_BODY_BYTES)))
+        except TimeoutError:
+            result.append(late)
         except (OSError, http.client.HTTPException) as error:
             result.append(NoAnswer(str(error) or type(error).__name__))
 
@@ -88,7 +91,7 @@ def request(config: Json, path: str, *, timeout_s: float, payload: Json | None =
     thread = threading.Thread(target=exchange, daemon=True)
     thread.start()
     thread.join(timeout_s)
-    outcome = result[0] if result else NoAnswer(f"no answer within {timeout_s:g} s")
+    outcome = result[0] if result else late
     _hang_up(connection)
     if isinstance(outcome, NoAnswer):
         raise outcome
@@ -133,3 +136,23 @@ def read_loads(config: Json, *, timeout_s: float) -> list[Json]:
 def total(loads: list[Json], field: str) -> float:
     """Sum of one number over all ranks; an absent one counts as 0."""
     return sum(float(load.get(field) or 0) for load in loads)
+
+
+def living_descendants(root: int) -> list[int]:
+    """Process ids below `root`, from /proc; zombies do not count."""
+    children: dict[int, list[tuple[int, str]]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            # The command name may hold spaces and brackets; what follows its last bracket does not.
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            children.setdefault(int(parent), []).append((int(entry.name), state))
+    found: list[int] = []
+    pending = [root]
+    while pending:
+        for pid, state in children.get(pending.pop(), []):
+            pending.append(pid)
+            if state not in "ZX":
+                found.append(pid)
+    return found
