@@ -22,20 +22,19 @@ class Rule:
     """One validation rule of an API type.
 
     Attributes:
-        cel: The expression for the API server; `self` is the object that carries the rule.
+        cel: The expression for the API server; `self` is the object that carries the rule. None where the schema
+            carries the rule in another place.
         message: Field, rule and remedy in one sentence.
         check: The same rule in Python over the parsed model; None for rules that compare with the old object,
             which a file alone cannot break.
         field_path: Where to point at, relative to the object that carries the rule, for example `.size`.
-        message_cel: CEL that builds a message naming the offender, if a fixed one would not.
-        explain: Python twin of `message_cel`.
+        explain: Builds a message that names the offender, where a fixed one would not.
     """
 
-    cel: str
+    cel: str | None
     message: str
     check: Callable[[Any], bool] | None
     field_path: str | None = None
-    message_cel: str | None = None
     explain: Callable[[Any], str] | None = None
 
 

@@ -80,6 +80,8 @@ TABLE: Mapping[str, Mapping[str, Reason]] = {
         "WeightsExceedHBM": Reason("False", "The weights leave no GPU memory for KV cache."),
         "KVCapacityExceeded": Reason("False", "The KV cache cannot hold one full context, or the explicit target."),
         "HostMemoryExceeded": Reason("False", "HiCache needs more host memory than the node or the limit has."),
+        "ContextExceedsModel": Reason("False", "model.contextLength is longer than the model was made for."),
+        "HiCacheTooSmall": Reason("False", "kvCache.hiCache.size is under 1 GB a rank, which SGLang cannot express."),
         "GPUsPerNodeExceeded": Reason("False", "tensorParallelSize is more GPUs than one node of the type has."),
         "KVDtypeRefused": Reason("False", "The attention backend on this GPU does not take kvCache.dtype."),
         "UnknownProfile": Reason("Unknown", "model.profile is not in the catalogue."),

@@ -153,7 +153,7 @@ def _convert(node: Schema, definitions: dict[str, Schema], classes: dict[str, ty
     if out.get("type") == "string" and "maxLength" not in out and "enum" not in out:
         out["maxLength"] = 1024
     if model is not None and model.rules:
-        out["x-kubernetes-validations"] = [_validation(rule) for rule in model.rules]
+        out["x-kubernetes-validations"] = [_validation(rule) for rule in model.rules if rule.cel is not None]
     return out
 
 
@@ -197,8 +197,6 @@ def _list_type(items: Schema, definitions: dict[str, Schema], classes: dict[str,
 
 def _validation(rule: Rule) -> Schema:
     out: Schema = {"rule": rule.cel, "message": rule.message}
-    if rule.message_cel is not None:
-        out["messageExpression"] = rule.message_cel
     if rule.field_path is not None:
         out["fieldPath"] = rule.field_path
     return out

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from sglpool.api.base import Model, Name, Rule, SecretKey, Text, count_set, duration
+from sglpool.api.base import DurationS, Model, Name, Rule, SecretKey, Text, count_set, duration
 from sglpool.api.flags import MANAGED_FLAGS, managed_arguments
 
 DEFAULT_ENGINE_IMAGE = "lmsysorg/sglang:v0.5.23"
@@ -49,7 +49,26 @@ class Warmup(Model):
     )
 
 
-Argument = Annotated[str, Field(min_length=1, max_length=1024)]
+Argument = Annotated[str, Field(min_length=1, max_length=512)]
+EngineArgument = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=512,
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                {
+                    "rule": f"!(self.split('=')[0] in {sorted(MANAGED_FLAGS)})",
+                    "message": "engine.extraArgs names a flag that sglpool writes itself: remove it, and use the "
+                    "field of spec that sets it",
+                    "messageExpression": "'engine.extraArgs: ' + self.split('=')[0] + ' is written by sglpool itself: "
+                    "remove it, and use the field of spec that sets it'",
+                }
+            ]
+        },
+    ),
+]
+"""An argument of the engine. The rule stands on each item, where its cost is bounded; its twin is in `Engine`."""
 
 
 class Engine(Model):
@@ -62,7 +81,7 @@ class Engine(Model):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
         default="IfNotPresent", description="When the node pulls the image."
     )
-    extra_args: Annotated[tuple[Argument, ...], Field(max_length=64)] = Field(
+    extra_args: Annotated[tuple[EngineArgument, ...], Field(max_length=64)] = Field(
         default=(),
         description="Further arguments of `sglang serve`, after sglpool's own. Flags that sglpool derives from other "
         "fields are refused by name.",
@@ -70,7 +89,7 @@ class Engine(Model):
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64)] = Field(
         default=(), description="Further environment variables; one of the same name replaces sglpool's."
     )
-    startup_timeout: int = duration(
+    startup_timeout: DurationS = duration(
         "60m",
         "Longest time from the start of a replica's container until it is warm, a Go duration. After it the replica is "
         "restarted. Changing it restarts nothing.",
@@ -98,20 +117,13 @@ class Engine(Model):
             field_path=".chunkedPrefillSize",
         ),
         Rule(
-            cel="!has(self.extraArgs) || self.extraArgs.all(a, !(a.split('=')[0] in ["
-            + ", ".join(f"'{flag}'" for flag in MANAGED_FLAGS)
-            + "]))",
-            message="engine.extraArgs names a flag that sglpool writes itself: remove it and use the field of spec",
+            cel=None,
+            message="engine.extraArgs names a flag that sglpool writes itself",
             check=lambda self: not managed_arguments(self.extra_args),
             field_path=".extraArgs",
-            message_cel="'engine.extraArgs: ' + self.extraArgs.filter(a, a.split('=')[0] in ["
-            + ", ".join(f"'{flag}'" for flag in MANAGED_FLAGS)
-            + "]).map(a, a.split('=')[0]).join(', ') + ' is written by sglpool itself: remove it and use the field "
-            "of spec that sets it'",
-            explain=lambda self: (
-                "engine.extraArgs: "
-                + "; ".join(f"{flag} is set by {MANAGED_FLAGS[flag]}" for flag in managed_arguments(self.extra_args))
-                + ": remove it there and use that"
+            explain=lambda self: "; ".join(
+                f"{flag} is written by sglpool ({MANAGED_FLAGS[flag]} sets it): remove it here"
+                for flag in managed_arguments(self.extra_args)
             ),
         ),
     )

@@ -11,6 +11,7 @@ from pydantic import Field
 from sglpool.api.base import (
     Bytes,
     BytesOrAuto,
+    DurationS,
     Manifest,
     Model,
     Percent,
@@ -144,7 +145,7 @@ class Gate(Model):
 
     image: Text = Field(description="Image of the test.")
     args: Annotated[tuple[Argument, ...], Field(max_length=64)] = Field(default=(), description="Its arguments.")
-    timeout: int = duration("20m", "Longest run of the test, a Go duration; then it has failed.")
+    timeout: DurationS = duration("20m", "Longest run of the test, a Go duration; then it has failed.")
 
 
 class Rollout(Model):
@@ -153,7 +154,7 @@ class Rollout(Model):
     max_unavailable: Annotated[int, Field(ge=1, le=100)] = Field(
         default=1, description="Most replicas of one GPU type that a roll-out takes away at a time."
     )
-    drain_timeout: int = duration(
+    drain_timeout: DurationS = duration(
         "15m", "Longest wait for a replica's conversations to leave before it is replaced or removed, a Go duration."
     )
     gate: Gate | None = Field(default=None, description="A test for one replica of the new revision.")

@@ -1,1 +1,38 @@
-"""…"""
+"""What should happen next to a pool, decided from what is: observed objects in, steps and a status out.
+
+`make_plan` is the entry. Nothing here does I/O or knows the time; applying a plan is `controller.execute`.
+"""
+
+from sglpool.plan.observed import Observed, ObservedPod, ObservedStatefulSet, Refusal
+from sglpool.plan.planner import Plan, make_plan
+from sglpool.plan.steps import (
+    AdoptStatefulSet,
+    ApplyTemplate,
+    CreateStatefulSet,
+    DeleteObject,
+    EnsureChild,
+    OrphanStatefulSet,
+    RecreateStatefulSet,
+    Scale,
+    Step,
+    old_template,
+)
+
+__all__ = [
+    "AdoptStatefulSet",
+    "ApplyTemplate",
+    "CreateStatefulSet",
+    "DeleteObject",
+    "EnsureChild",
+    "Observed",
+    "ObservedPod",
+    "ObservedStatefulSet",
+    "OrphanStatefulSet",
+    "Plan",
+    "RecreateStatefulSet",
+    "Refusal",
+    "Scale",
+    "Step",
+    "make_plan",
+    "old_template",
+]

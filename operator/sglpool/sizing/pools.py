@@ -5,9 +5,9 @@ exception: it becomes a condition, and nothing that runs is touched.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sglpool.api.model import Geometry, Speculative
+from sglpool.api.model import Geometry
 from sglpool.api.pool import GPU, Pool
 from sglpool.api.quantity import parse_bytes
 from sglpool.catalog import (
@@ -81,35 +81,46 @@ def size_pool(
         model = pool_model(pool, catalog)
     except UnknownProfile as error:
         return tuple(_unknown(entry, "UnknownProfile", f"spec.model.profile: {error}") for entry in pool.spec.gpus)
-    sized = []
-    for index, entry in enumerate(pool.spec.gpus):
-        try:
-            gpu = catalog.gpu(entry.type)
-        except UnknownGPUType as error:
-            sized.append(_unknown(entry, "UnknownGPUType", f"spec.gpus[{index}].type: {error}"))
-            continue
-        request = sizing_request(
+    return tuple(
+        _size_type(
             pool,
+            f"spec.gpus[{index}].type",
             entry,
-            gpu,
             model,
+            catalog,
             node_memory_bytes=node_memory_bytes.get(entry.type),
             hicache_bytes=hicache_bytes.get(entry.type),
         )
-        fit = size(request)
-        sized.append(
-            SizedGPU(
-                entry=entry,
-                gpu=gpu,
-                model=model,
-                draft=_draft_profile(pool, model),
-                request=request,
-                fit=fit,
-                reason=str(fit.reason),
-                message=f"{entry.type}: {fit.message}",
-            )
-        )
-    return tuple(sized)
+        for index, entry in enumerate(pool.spec.gpus)
+    )
+
+
+def _size_type(
+    pool: Pool,
+    path: str,
+    entry: GPU,
+    model: ModelProfile,
+    catalog: Catalog,
+    *,
+    node_memory_bytes: int | None,
+    hicache_bytes: int | None,
+) -> SizedGPU:
+    try:
+        gpu = catalog.gpu(entry.type)
+    except UnknownGPUType as error:
+        return _unknown(entry, "UnknownGPUType", f"{path}: {error}")
+    request = sizing_request(pool, entry, gpu, model, node_memory_bytes=node_memory_bytes, hicache_bytes=hicache_bytes)
+    fit = size(request, other_gpus=catalog.gpus)
+    return SizedGPU(
+        entry=entry,
+        gpu=gpu,
+        model=model,
+        draft=_draft_profile(pool, model),
+        request=request,
+        fit=fit,
+        reason=str(fit.reason),
+        message=f"{entry.type}: {fit.message}",
+    )
 
 
 def pool_model(pool: Pool, catalog: Catalog) -> ModelProfile:
@@ -126,9 +137,7 @@ def pool_model(pool: Pool, catalog: Catalog) -> ModelProfile:
 
 def context_tokens(pool: Pool, model: ModelProfile) -> int:
     """`--context-length` of the pool: the user's, else the model's own."""
-    spec = pool.spec.model
-    own = spec.geometry.max_context_length if spec.geometry else model.max_context_tokens
-    return spec.context_length or own
+    return pool.spec.model.context_length or model.max_context_tokens
 
 
 def max_running_requests(pool: Pool, model: ModelProfile) -> int:
@@ -188,6 +197,7 @@ def _from_geometry(name: str, geometry: Geometry) -> ModelProfile:
         rope_head_dim=geometry.rope_head_dim,
         kv_heads=geometry.kv_heads,
         head_dim=geometry.head_dim,
+        max_context_tokens=geometry.max_context_length,
         vision=geometry.vision,
         quantization=geometry.quantization,
         reasoning_parser=geometry.reasoning_parser,
@@ -205,22 +215,19 @@ def _draft_request(pool: Pool, model: ModelProfile) -> DraftRequest | None:
     speculative = pool.spec.speculative
     if speculative is None:
         return None
+    if speculative.algorithm == "NEXTN":
+        return DraftRequest.next_n(model, speculative.draft_kv_cache_dtype or pool.spec.kv_cache.dtype)
     profile = model.draft(speculative.algorithm)
     weights = speculative.draft_model.weights if speculative.draft_model else None
-    if profile is not None and weights is None:
-        return DraftRequest.of(profile, speculative.draft_kv_cache_dtype)
-    return DraftRequest(
-        checkpoint_bytes=_draft_weights_bytes(speculative, weights),
-        sharded=profile.sharded if profile else True,
-        layout=profile.layout if profile else UNKNOWN_DRAFT_LAYOUT,
-        kv_dtype=speculative.draft_kv_cache_dtype or (profile.kv_dtype if profile else DEFAULT_DRAFT_KV_DTYPE),
-    )
-
-
-def _draft_weights_bytes(speculative: Speculative, weights: int | None) -> int:
-    if weights is not None:
-        return weights
-    return 0 if speculative.algorithm == "NEXTN" else DEFAULT_DRAFT_WEIGHTS_BYTES
+    if profile is None:
+        return DraftRequest(
+            checkpoint_bytes=weights or DEFAULT_DRAFT_WEIGHTS_BYTES,
+            sharded=True,
+            layout=UNKNOWN_DRAFT_LAYOUT,
+            kv_dtype=speculative.draft_kv_cache_dtype or DEFAULT_DRAFT_KV_DTYPE,
+        )
+    draft = DraftRequest.of(profile, speculative.draft_kv_cache_dtype)
+    return draft if weights is None else replace(draft, checkpoint_bytes=weights)
 
 
 def _unknown(entry: GPU, reason: str, message: str) -> SizedGPU:

@@ -1,0 +1,196 @@
+"""The operator process, wired together: the only place where clocks, clients and tasks are made.
+
+Every part runs as a task of one group; the first that fails ends the process, and Kubernetes starts it anew.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import kopf
+from aiohttp import web
+
+from sglpool.catalog import load_catalog
+from sglpool.controller.handlers import build_registry, build_settings
+from sglpool.controller.http import build_app
+from sglpool.controller.metrics import Metrics
+from sglpool.controller.queue import KeyedQueue
+from sglpool.controller.reconcile import Reconciler
+from sglpool.controller.resync import PERIOD_S, Resync
+from sglpool.controller.store import PoolKey, Store
+from sglpool.kube import EventRecorder, KubeClient, LeaderLease, NotFound, Resource
+from sglpool.kube.resources import POOLS
+
+_LOG = logging.getLogger(__name__)
+
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class MissingCRD(Exception):
+    """The API server does not know InferencePools."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorOptions:
+    """What the command line decides.
+
+    Attributes:
+        kubeconfig: Path of a kubeconfig; None for the pod's own account, or $KUBECONFIG.
+        namespaces: Namespaces to serve; None for all.
+        host: Address of the HTTP endpoints.
+        port: Their port; 0 for a free one.
+        workers: Pools reconciled side by side.
+        leader_election: Whether to wait for a Lease first.
+        resync_period_s: Seconds between full listings.
+    """
+
+    kubeconfig: str | None = None
+    namespaces: tuple[str, ...] | None = None
+    host: str = "0.0.0.0"
+    port: int = 8080
+    workers: int = 8
+    leader_election: bool = False
+    resync_period_s: float = PERIOD_S
+
+
+async def run_operator(options: OperatorOptions) -> None:
+    """Run the operator until SIGTERM or SIGINT.
+
+    Raises:
+        MissingCRD: The CRD is not installed.
+        KubeError: The API server cannot be read at start.
+        LeaseLost: Another replica became the leader.
+    """
+    if options.kubeconfig:
+        os.environ["KUBECONFIG"] = options.kubeconfig
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    metrics = Metrics()
+
+    def count(verb: str, resource: Resource, code: int, seconds: float) -> None:
+        metrics.observe_request(verb, resource.plural, code, seconds)
+
+    async with KubeClient.connect(options.kubeconfig, on_request=count) as kube:
+        operator = Operator(options, kube, metrics, stop)
+        await operator.run()
+
+
+class Operator:
+    """One operator process.
+
+    Args:
+        options: What the command line decided.
+        kube: The API server.
+        metrics: Figures.
+        stop: Set to end.
+    """
+
+    def __init__(self, options: OperatorOptions, kube: KubeClient, metrics: Metrics, stop: asyncio.Event) -> None:
+        self._options = options
+        self._kube = kube
+        self._metrics = metrics
+        self._stop = stop
+        self._queue: KeyedQueue[PoolKey] = KeyedQueue(on_start=metrics.queue_wait.observe)
+        self._store = Store()
+        self._catalog = load_catalog()
+        self._node_memory_bytes: dict[str, int] = {}
+        self._resync = Resync(
+            kube=kube,
+            namespaces=options.namespaces,
+            store=self._store,
+            queue=self._queue,
+            catalog=self._catalog,
+            node_memory_bytes=self._node_memory_bytes,
+            metrics=metrics,
+            wall_clock_s=time.time,
+        )
+
+    async def run(self) -> None:
+        """Serve HTTP, wait for the Lease if asked, then work until the stop."""
+        app = build_app(queue=self._queue, resync=self._resync, metrics=self._metrics, wall_clock_s=time.time)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self._options.host, self._options.port).start()
+            _LOG.info("serving /healthz, /readyz and /metrics on %s", runner.addresses)
+            await self._run_as_leader()
+        finally:
+            await runner.cleanup()
+
+    async def _run_as_leader(self) -> None:
+        if not self._options.leader_election:
+            await self._work()
+            return
+        lease = LeaderLease(
+            self._kube, namespace=own_namespace(), name="sglpool-operator", identity=f"{_instance()}-{os.getpid()}"
+        )
+        leading = asyncio.create_task(lease.run(self._work))
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({leading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not leading.done() and not lease.is_leader:
+            leading.cancel()
+        await asyncio.gather(leading, return_exceptions=self._stop.is_set())
+        stopped.cancel()
+
+    async def _work(self) -> None:
+        """Watch, list once, then reconcile; the listing comes before the first plan, so that nothing is missed."""
+        try:
+            await self._kube.list(POOLS, namespace=(self._options.namespaces or (None,))[0], field_selector=_NOTHING)
+        except NotFound as error:
+            raise MissingCRD(
+                "the API server does not know inferencepools.sglpool.io: install the CRD first, "
+                "`sglpool crd | kubectl apply --server-side -f -`"
+            ) from error
+        async with EventRecorder(self._kube, instance=_instance()) as events, asyncio.TaskGroup() as group:
+            watching = group.create_task(self._watch(), name="watch")
+            await self._resync.run_once()
+            listing = group.create_task(self._resync.run_for_ever(period_s=self._options.resync_period_s))
+            await self._queue.run(workers=self._options.workers, handler=self._reconciler(events), stop=self._stop)
+            listing.cancel()
+            await asyncio.wait({watching}, timeout=5)
+            watching.cancel()
+
+    async def _watch(self) -> None:
+        """Kopf's loop; its end without our stop is a failure that must not go unnoticed."""
+        await kopf.operator(
+            registry=build_registry(self._queue, self._store),
+            settings=build_settings(),
+            clusterwide=self._options.namespaces is None,
+            namespaces=self._options.namespaces or (),
+            standalone=True,
+            stop_flag=self._stop,
+        )
+        if not self._stop.is_set():
+            raise RuntimeError("the watch ended by itself")
+
+    def _reconciler(self, events: EventRecorder) -> Reconciler:
+        return Reconciler(
+            kube=self._kube,
+            store=self._store,
+            catalog=self._catalog,
+            node_memory_bytes=self._node_memory_bytes,
+            events=events,
+            metrics=self._metrics,
+            wall_clock_s=time.time,
+            clock=time.monotonic,
+        )
+
+
+_NOTHING = "metadata.name=-"
+"""A selector that nothing matches: the answer tells whether the resource exists, at no cost."""
+
+
+def own_namespace() -> str:
+    """Namespace of this pod, `default` outside a cluster."""
+    return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else "default"
+
+
+def _instance() -> str:
+    return os.environ.get("POD_NAME") or socket.gethostname()

@@ -1,0 +1,235 @@
+"""Carry out a plan: each step as requests to the API server, failures as values.
+
+A step that fails stops the stages after it, never its neighbours. What comes back from the server goes into the
+store at once, so that the status written after the plan already knows it. Not here: deciding anything.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sglpool.api import names
+from sglpool.api.base import Manifest
+from sglpool.api.pool import Pool
+from sglpool.controller.store import PoolKey, Store
+from sglpool.kube import Forbidden, Invalid, KubeError, KubePort, NotFound, resource_for
+from sglpool.kube.resources import CONTROLLER_REVISIONS, PODS, STATEFULSETS
+from sglpool.plan import (
+    AdoptStatefulSet,
+    ApplyTemplate,
+    CreateStatefulSet,
+    DeleteObject,
+    EnsureChild,
+    OrphanStatefulSet,
+    Plan,
+    RecreateStatefulSet,
+    Scale,
+    Step,
+    old_template,
+)
+from sglpool.plan.children import contains, is_owned
+from sglpool.plan.status import Blocker
+from sglpool.render import scale_manifest
+
+_KINDS = {"Pod": PODS, "StatefulSet": STATEFULSETS}
+
+
+class NameConflict(Exception):
+    """An object of a child's name belongs to somebody else."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        metadata = manifest["metadata"]
+        owner = next((o for o in metadata.get("ownerReferences") or () if o.get("controller")), None)
+        belongs = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no owner"
+        super().__init__(
+            f"{manifest['kind']} {metadata['name']} exists already and {belongs}. Delete or rename it, or, to hand "
+            f'it over, annotate it with {names.ANNOTATION_ADOPT}="true".'
+        )
+
+
+class LookAgain(Exception):
+    """Something exists that the store did not know: plan again with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a plan.
+
+    Attributes:
+        changes: One phrase per step that was carried out.
+        blockers: Failures that the user has to cure.
+        transient: The first failure that may pass by itself, None without one.
+        look_again: Whether to plan again at once.
+    """
+
+    changes: tuple[str, ...]
+    blockers: tuple[Blocker, ...]
+    transient: KubeError | None
+    look_again: bool
+
+
+class Executor:
+    """Carries out plans.
+
+    Args:
+        kube: The API server.
+        store: Where answers go.
+    """
+
+    def __init__(self, kube: KubePort, store: Store) -> None:
+        self._kube = kube
+        self._store = store
+
+    async def run(self, pool: Pool, plan: Plan) -> Outcome:
+        """Carry out a plan stage by stage; stop after the first stage in which something failed."""
+        changes: list[str] = []
+        for stage in plan.stages:
+            results = await asyncio.gather(*(self._step(pool, step) for step in stage), return_exceptions=True)
+            changes += [result for result in results if isinstance(result, str) and result]
+            failures = [result for result in results if isinstance(result, BaseException)]
+            if failures:
+                return _outcome(changes, failures)
+        return Outcome(changes=tuple(changes), blockers=(), transient=None, look_again=False)
+
+    async def _step(self, pool: Pool, step: Step) -> str:
+        """Do one step; a phrase for the log, empty when nothing had to be done."""
+        match step:
+            case CreateStatefulSet():
+                await self._create(pool, step)
+            case RecreateStatefulSet():
+                await self._recreate(pool, step)
+            case ApplyTemplate(manifest=manifest):
+                applied = await self._kube.apply(manifest, field_manager=names.MANAGER_TEMPLATE)
+                self._store.put_statefulset(applied)
+            case Scale():
+                await self._scale(pool, step)
+            case EnsureChild(manifest=manifest):
+                if not await self._ensure_child(pool, manifest):
+                    return ""
+            case AdoptStatefulSet():
+                await self._adopt(pool, step)
+            case OrphanStatefulSet(name=name, uid=uid):
+                await self._orphan(pool, name=name, uid=uid)
+            case DeleteObject(kind=kind, name=name, uid=uid):
+                await self._kube.delete(_KINDS[kind], namespace=pool.namespace, name=name, uid=uid)
+        return _phrase(step)
+
+    async def _create(self, pool: Pool, step: CreateStatefulSet) -> None:
+        """Create with zero replicas, unless it is there after all: applying a zero to it would end every replica."""
+        existing = await self._find(pool, step.manifest)
+        if existing is not None:
+            if not is_owned(existing, pool) and not _adoptable(existing):
+                raise NameConflict({"kind": "StatefulSet", **existing})
+            self._store.put_statefulset(existing, _key(pool))
+            raise LookAgain
+        manifest = {**step.manifest, "spec": {**step.manifest["spec"], "replicas": 0}}
+        self._store.put_statefulset(await self._kube.apply(manifest, field_manager=names.MANAGER_TEMPLATE))
+
+    async def _recreate(self, pool: Pool, step: RecreateStatefulSet) -> None:
+        """Create around orphans: with their number and a partition that holds them, from the first moment."""
+        if await self._find(pool, step.manifest) is not None:
+            raise LookAgain
+        revisions = await self._kube.list(
+            CONTROLLER_REVISIONS,
+            namespace=pool.namespace,
+            labels=step.manifest["spec"]["selector"]["matchLabels"],
+        )
+        manifest = old_template(desired=step.manifest, revisions=revisions, revision=step.revision)
+        strategy = {"type": "RollingUpdate", "rollingUpdate": {"partition": step.replicas}}
+        spec = {**manifest["spec"], "replicas": step.replicas, "updateStrategy": strategy}
+        created = await self._kube.apply({**manifest, "spec": spec}, field_manager=names.MANAGER_TEMPLATE)
+        self._store.put_statefulset(created)
+
+    async def _scale(self, pool: Pool, step: Scale) -> None:
+        manifest = scale_manifest(
+            name=step.name, namespace=pool.namespace, replicas=step.replicas, partition=step.partition
+        )
+        applied = await self._kube.apply(manifest, field_manager=names.MANAGER_SCALE)
+        self._store.put_statefulset(applied, _key(pool))
+
+    async def _ensure_child(self, pool: Pool, manifest: Manifest) -> bool:
+        """Apply a child if it is missing or differs; never take one that is somebody else's."""
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        existing = await self._find(pool, manifest)
+        if existing is not None and not is_owned(existing, pool) and not _adoptable(existing):
+            raise NameConflict({"kind": kind, **existing})
+        changed = existing is None or not contains(existing, manifest)
+        if changed:
+            await self._kube.apply(manifest, field_manager=names.MANAGER_TEMPLATE)
+        self._store.add_child(_key(pool), kind, name)
+        return changed
+
+    async def _adopt(self, pool: Pool, step: AdoptStatefulSet) -> None:
+        """Label pods and revisions of a StatefulSet that was handed over, so that watch and successor see them."""
+        for resource in (PODS, CONTROLLER_REVISIONS):
+            for item in await self._kube.list(resource, namespace=pool.namespace, labels=step.selector):
+                owners = item["metadata"].get("ownerReferences") or ()
+                if not any(owner["uid"] == step.uid for owner in owners):
+                    continue
+                labelled = await self._kube.merge_patch(
+                    resource,
+                    namespace=pool.namespace,
+                    name=item["metadata"]["name"],
+                    patch={"metadata": {"labels": dict(step.labels)}},
+                )
+                if resource is PODS:
+                    self._store.put_pod(labelled)
+
+    async def _orphan(self, pool: Pool, *, name: str, uid: str) -> None:
+        await self._kube.delete(STATEFULSETS, namespace=pool.namespace, name=name, uid=uid, propagation="Orphan")
+
+    async def _find(self, pool: Pool, manifest: Manifest) -> Manifest | None:
+        try:
+            return await self._kube.get(
+                resource_for(manifest), namespace=pool.namespace, name=manifest["metadata"]["name"]
+            )
+        except NotFound:
+            return None
+
+
+def _key(pool: Pool) -> PoolKey:
+    return pool.namespace, pool.name
+
+
+def _adoptable(manifest: Manifest) -> bool:
+    metadata = manifest["metadata"]
+    foreign = any(owner.get("controller") for owner in metadata.get("ownerReferences") or ())
+    return not foreign and (metadata.get("annotations") or {}).get(names.ANNOTATION_ADOPT) == "true"
+
+
+def _outcome(changes: Sequence[str], failures: Sequence[BaseException]) -> Outcome:
+    """Sort failures into what the user must cure, what passes, and bugs, which are raised."""
+    blockers = []
+    transient: KubeError | None = None
+    look_again = False
+    for failure in failures:
+        match failure:
+            case NameConflict():
+                blockers.append(Blocker("NameConflict", str(failure)))
+            case Forbidden() if not failure.namespace_terminating:
+                blockers.append(Blocker("Forbidden", str(failure)))
+            case Invalid():
+                blockers.append(Blocker("InvalidSpec", str(failure)))
+            case LookAgain():
+                look_again = True
+            case KubeError():
+                transient = transient or failure
+            case _:
+                raise failure
+    return Outcome(changes=tuple(changes), blockers=tuple(blockers), transient=transient, look_again=look_again)
+
+
+def _phrase(step: Step) -> str:
+    """A step as the log shows it."""
+    match step:
+        case CreateStatefulSet(manifest=m) | RecreateStatefulSet(manifest=m) | ApplyTemplate(manifest=m):
+            what = f"{type(step).__name__} {m['metadata']['name']}"
+        case EnsureChild(manifest=m):
+            what = f"Apply {m['kind']} {m['metadata']['name']}"
+        case DeleteObject(kind=kind, name=name):
+            what = f"Delete {kind} {name}"
+        case Scale(name=name, replicas=replicas, partition=partition):
+            what = f"Scale {name} to {replicas}, partition {partition}"
+        case AdoptStatefulSet(name=name) | OrphanStatefulSet(name=name):
+            what = f"{type(step).__name__} {name}"
+    return f"{what} ({step.reason})"

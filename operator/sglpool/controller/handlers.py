@@ -1,0 +1,96 @@
+"""kopf's part: low-level events that update the store and put a pool's key in line. No handler does work.
+
+Only `on.event` is used: it needs no finalizer, writes nothing on objects, and cannot lose a step. Not here: what
+happens to a key (`reconcile`).
+"""
+
+from typing import Any
+
+import kopf
+
+from sglpool.api import names
+from sglpool.api.base import Manifest
+from sglpool.controller.queue import KeyedQueue
+from sglpool.controller.store import PoolKey, Store, pool_key
+
+
+class PoolFilter:
+    """Tells events of a pool that matter from echoes of our own status writes.
+
+    The full resync catches what this leaves out, such as a status edited by hand.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[PoolKey, tuple[object, ...]] = {}
+
+    def matters(self, manifest: Manifest, *, deleted: bool) -> bool:
+        """Whether a pool changed in anything but status."""
+        metadata = manifest["metadata"]
+        key = (metadata["namespace"], metadata["name"])
+        if deleted:
+            self._seen.pop(key, None)
+            return True
+        annotations = metadata.get("annotations") or {}
+        own = tuple(sorted((k, v) for k, v in annotations.items() if k.startswith(f"{names.GROUP}/")))
+        mark = (metadata["uid"], metadata.get("generation"), own, "deletionTimestamp" in metadata)
+        if self._seen.get(key) == mark:
+            return False
+        self._seen[key] = mark
+        return True
+
+
+def build_registry(queue: KeyedQueue[PoolKey], store: Store) -> kopf.OperatorRegistry:
+    """A fresh registry with our handlers; there are none at import."""
+    registry = kopf.OperatorRegistry()
+    pools = PoolFilter()
+
+    @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
+    async def pool_event(event: Any, **_: Any) -> None:
+        manifest = event["object"]
+        if pools.matters(manifest, deleted=event["type"] == "DELETED"):
+            queue.add((manifest["metadata"]["namespace"], manifest["metadata"]["name"]))
+
+    @kopf.on.event("apps", "v1", "statefulsets", registry=registry)
+    async def statefulset_event(event: Any, **_: Any) -> None:
+        manifest = event["object"]
+        changed = event["type"] == "DELETED" or store.put_statefulset(manifest)
+        _follow(manifest, deleted=event["type"] == "DELETED", changed=changed)
+
+    @kopf.on.event("v1", "pods", registry=registry)
+    async def pod_event(event: Any, **_: Any) -> None:
+        manifest = event["object"]
+        changed = event["type"] == "DELETED" or store.put_pod(manifest)
+        _follow(manifest, deleted=event["type"] == "DELETED", changed=changed)
+
+    def _follow(manifest: Manifest, *, deleted: bool, changed: bool) -> None:
+        key = pool_key(manifest)
+        if deleted:
+            store.forget(manifest)
+        if key is not None and changed:
+            queue.add(key)
+
+    @kopf.on.login(registry=registry)
+    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+
+    return registry
+
+
+def build_settings() -> kopf.OperatorSettings:
+    """How kopf watches: our children only, rotated watches, no peering, nothing posted or persisted."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.watching.connect_timeout = 10
+    settings.watching.server_timeout = 290
+    settings.watching.chunk_size = 100
+    settings.networking.request_timeout = 30
+    # The default gives up after a minute of API server restart, and takes the process with it.
+    settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 55, 55)
+    settings.peering.standalone = True
+    settings.persistence.finalizer = f"{names.GROUP}/finalizer"
+    settings.execution.max_workers = 1
+    for plural in ("statefulsets", "pods"):
+        group = "apps" if plural == "statefulsets" else ""
+        settings.watching.label_selectors[group, "v1", plural] = names.MANAGED_SELECTOR
+    return settings

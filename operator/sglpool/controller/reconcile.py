@@ -1,0 +1,175 @@
+"""One pool, from what is to what should be: observe, plan, apply, report.
+
+Level-triggered and idempotent: it may run at any time, any number of times. Not here: when it runs (`queue`,
+`handlers`, `resync`), what to do (`plan`), how (`execute`).
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+
+from pydantic import ValidationError
+
+from sglpool.api.base import Manifest
+from sglpool.api.pool import Pool, parse_pool
+from sglpool.catalog import Catalog
+from sglpool.controller.execute import Executor
+from sglpool.controller.metrics import Metrics
+from sglpool.controller.queue import Done, RequeueAfter, Retry
+from sglpool.controller.queue import Outcome as QueueOutcome
+from sglpool.controller.refusals import RefusalReader
+from sglpool.controller.store import PoolKey, Store
+from sglpool.kube import EventRecorder, Forbidden, KubeError, KubePort, NotFound
+from sglpool.kube.resources import POOLS
+from sglpool.plan import Observed, make_plan
+from sglpool.plan.problems import deadline_s
+from sglpool.plan.status import make_status
+from sglpool.sizing.pools import size_pool
+
+_LOG = logging.getLogger(__name__)
+
+BLOCKED_RETRY_S = 60.0
+"""How soon a blocked pool is tried again by itself; its cure is often outside the pool (RBAC, quota, a name)."""
+
+MAX_PASSES = 3
+"""Plans made in one reconcile when the first meets something that the store did not know."""
+
+
+class Reconciler:
+    """Reconciles pools.
+
+    Args:
+        kube: The API server.
+        store: Views of the children.
+        catalog: Known models and GPU types.
+        node_memory_bytes: Allocatable memory by GPU type, kept up to date by the resync.
+        events: Where warnings are posted.
+        metrics: Figures of the operator.
+        wall_clock_s: Unix time.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        kube: KubePort,
+        store: Store,
+        catalog: Catalog,
+        node_memory_bytes: Mapping[str, int],
+        events: EventRecorder,
+        metrics: Metrics,
+        wall_clock_s: Callable[[], float],
+        clock: Callable[[], float],
+    ) -> None:
+        self._kube = kube
+        self._store = store
+        self._catalog = catalog
+        self._node_memory_bytes = node_memory_bytes
+        self._events = events
+        self._metrics = metrics
+        self._wall_clock_s = wall_clock_s
+        self._clock = clock
+        self._executor = Executor(kube, store)
+        self._refusals = RefusalReader(kube, clock)
+
+    async def __call__(self, key: PoolKey) -> QueueOutcome:
+        """Reconcile one pool; the queue's handler."""
+        begin = self._clock()
+        try:
+            outcome = await self._reconcile(key)
+        except NotFound:
+            # The pool or its whole namespace went away meanwhile.
+            self._forget(key)
+            outcome = Done()
+        except Forbidden as error:
+            _LOG.error("pool=%s/%s %s", *key, error)
+            outcome = RequeueAfter(BLOCKED_RETRY_S)
+        except KubeError as error:
+            _LOG.warning("pool=%s/%s %s; trying again", *key, error)
+            outcome = Retry()
+        self._metrics.observe_reconcile(type(outcome).__name__, self._clock() - begin)
+        return outcome
+
+    async def _reconcile(self, key: PoolKey) -> QueueOutcome:
+        namespace, name = key
+        manifest = await self._kube.get(POOLS, namespace=namespace, name=name)
+        try:
+            pool = parse_pool(manifest)
+        except ValidationError as error:
+            _LOG.error("pool=%s/%s its spec does not fit this operator: %s", namespace, name, error)
+            return RequeueAfter(BLOCKED_RETRY_S)
+        if pool.deleting:
+            self._forget(key)
+            return Done()
+        return await self._bring_forward(pool, manifest)
+
+    async def _bring_forward(self, pool: Pool, manifest: Manifest) -> QueueOutcome:
+        key = (pool.namespace, pool.name)
+        for _ in range(MAX_PASSES):
+            observed = self._store.observed(key, {})
+            sized = size_pool(
+                pool,
+                self._catalog,
+                node_memory_bytes=self._node_memory_bytes,
+                hicache_bytes={s.gpu_type: s.hicache_bytes for s in observed.statefulsets if s.hicache_bytes},
+            )
+            plan = make_plan(pool, sized, observed)
+            outcome = await self._executor.run(pool, plan)
+            if not outcome.look_again:
+                break
+        refusals, look_again_s = await self._refusals.read(pool, self._store.observed(key, {}))
+        observed = self._store.observed(key, refusals)
+        now_s = self._wall_clock_s()
+        status = make_status(pool, sized, observed, desired=plan.desired, blockers=outcome.blockers, now_s=now_s)
+        changes = [*outcome.changes, *await self._report(pool, manifest, status)]
+        if changes:
+            _LOG.info("pool=%s changes=%s", pool.key, changes)
+        if outcome.transient is not None:
+            raise outcome.transient
+        if outcome.look_again:
+            return Retry()
+        return _next_look(pool, observed, blocked=bool(outcome.blockers), look_again_s=look_again_s, now_s=now_s)
+
+    async def _report(self, pool: Pool, manifest: Manifest, status: Manifest) -> list[str]:
+        """Write the status if it differs, and say aloud what went wrong anew."""
+        self._metrics.observe_pool(pool, status)
+        if all(pool.status.get(field) == value for field, value in status.items()) and pool.status.keys() <= {
+            *status,
+            *_OTHERS_FIELDS,
+        }:
+            return []
+        removed = {field: None for field in pool.status.keys() - status.keys() - _OTHERS_FIELDS}
+        await self._kube.patch_status(POOLS, namespace=pool.namespace, name=pool.name, status={**status, **removed})
+        before = {c["type"]: c.get("reason") for c in pool.status.get("conditions") or ()}
+        for condition in status["conditions"]:
+            if condition["type"] == "Ready" and condition["reason"] != before.get("Ready"):
+                warn = condition["reason"] not in _CALM
+                self._events.record(
+                    manifest,
+                    reason=condition["reason"],
+                    message=condition["message"],
+                    action="Reconcile",
+                    event_type="Warning" if warn else "Normal",
+                )
+                return [f"Ready={condition['status']} {condition['reason']}"]
+        return ["status"]
+
+    def _forget(self, key: PoolKey) -> None:
+        self._refusals.forget(key)
+        self._store.forget_pool(key)
+        self._metrics.forget_pool(key)
+
+
+_OTHERS_FIELDS = frozenset({"load"})
+"""Status fields that have another writer."""
+
+_CALM = frozenset({"Pending", "AllReplicasReady", "Parked", "ReplicasStarting", "RollingOut"})
+"""Reasons of condition Ready that need nobody's attention."""
+
+
+def _next_look(
+    pool: Pool, observed: Observed, *, blocked: bool, look_again_s: float | None, now_s: float
+) -> QueueOutcome:
+    """When time alone can change the answer: a deadline passes, Events arrive, a permission is granted."""
+    waits = [look_again_s, deadline_s(pool, observed.pods, now_s=now_s), BLOCKED_RETRY_S if blocked else None]
+    due = min((wait for wait in waits if wait is not None), default=None)
+    return Done() if due is None else RequeueAfter(due)

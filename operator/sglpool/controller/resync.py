@@ -1,0 +1,181 @@
+"""The full listing: what the watches may have missed, read live every few minutes.
+
+It replaces the store, learns the nodes' memory, deletes ConfigMaps that nobody needs, and puts every pool in line.
+Not here: what is done about a pool (`reconcile`).
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+
+from pydantic import ValidationError
+
+from sglpool.api import names
+from sglpool.api.base import Manifest
+from sglpool.api.pool import Pool, parse_pool
+from sglpool.api.quantity import parse_bytes
+from sglpool.catalog import Catalog
+from sglpool.controller.metrics import Metrics
+from sglpool.controller.queue import KeyedQueue
+from sglpool.controller.store import PoolKey, Store, pool_key
+from sglpool.kube import Forbidden, KubeError, KubePort, Resource
+from sglpool.kube.resources import (
+    CONFIGMAPS,
+    CONTROLLER_REVISIONS,
+    NODES,
+    POD_DISRUPTION_BUDGETS,
+    PODS,
+    POOLS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    STATEFULSETS,
+)
+from sglpool.plan.children import healthy_children, stale_configmaps
+
+_LOG = logging.getLogger(__name__)
+
+PERIOD_S = 300.0
+PAGE_SIZE = 100
+"""Objects per page: a StatefulSet is 15 kB of JSON, and a whole listing of a thousand must never be in memory."""
+
+_ByPool = dict[PoolKey, list[Manifest]]
+
+_CHILDREN = (SERVICE_ACCOUNTS, SERVICES, POD_DISRUPTION_BUDGETS)
+
+
+class Resync:
+    """Reads everything, now and then.
+
+    Args:
+        kube: The API server.
+        namespaces: Namespaces to look at; None for all.
+        store: Is replaced.
+        queue: Gets every pool.
+        catalog: Which node labels mean which GPU type.
+        node_memory_bytes: Is filled with the allocatable memory of the smallest node by GPU type.
+        metrics: Figures of the operator.
+        wall_clock_s: Unix time.
+    """
+
+    def __init__(
+        self,
+        *,
+        kube: KubePort,
+        namespaces: tuple[str, ...] | None,
+        store: Store,
+        queue: KeyedQueue[PoolKey],
+        catalog: Catalog,
+        node_memory_bytes: dict[str, int],
+        metrics: Metrics,
+        wall_clock_s: Callable[[], float],
+    ) -> None:
+        self._kube = kube
+        self._namespaces: tuple[str | None, ...] = namespaces or (None,)
+        self._store = store
+        self._queue = queue
+        self._catalog = catalog
+        self._node_memory_bytes = node_memory_bytes
+        self._metrics = metrics
+        self._wall_clock_s = wall_clock_s
+        self.last_s: float | None = None
+
+    async def run_for_ever(self, *, period_s: float = PERIOD_S) -> None:
+        """List every period; a failure is logged and the next period tries again."""
+        while True:
+            await asyncio.sleep(period_s)
+            try:
+                await self.run_once()
+            except KubeError as error:
+                _LOG.warning("resync failed, trying again in %.0f s: %s", period_s, error)
+
+    async def run_once(self) -> None:
+        """Read everything live and put every pool in line.
+
+        Raises:
+            KubeError: A listing failed; the store is as it was.
+        """
+        await self._read_nodes()
+        mark = self._store.mark()
+        views = Store()
+        for namespace in self._namespaces:
+            async for page in self._pages(STATEFULSETS, namespace):
+                for manifest in page:
+                    views.put_statefulset(manifest)
+            async for page in self._pages(PODS, namespace):
+                for manifest in page:
+                    views.put_pod(manifest)
+        pools, children, configmaps = await self._read_pools()
+        self._store.replace(views, mark=mark)
+        self._store.replace_children(children)
+        for key in {*pools, *self._store.keys()}:
+            self._queue.add(key, fresh=False)
+        self.last_s = self._wall_clock_s()
+        self._metrics.resync.set(self.last_s)
+        for key, maps in configmaps.items():
+            if key in pools and len(maps) > 1:
+                await self._collect(pools[key], maps)
+
+    async def _read_pools(self) -> tuple[dict[PoolKey, Pool], dict[PoolKey, set[tuple[str, str]]], _ByPool]:
+        live: _ByPool = {}
+        configmaps: _ByPool = {}
+        pools: dict[PoolKey, Pool] = {}
+        for namespace in self._namespaces:
+            for resource in _CHILDREN:
+                async for page in self._pages(resource, namespace):
+                    _sort(page, live)
+            async for page in self._pages(CONFIGMAPS, namespace, metadata_only=True):
+                _sort(page, configmaps)
+            async for page in self._kube.pages(POOLS, namespace=namespace, page_size=PAGE_SIZE):
+                for manifest in page:
+                    try:
+                        pool = parse_pool(manifest)
+                    except ValidationError:
+                        continue
+                    pools[pool.namespace, pool.name] = pool
+        children = {key: set(healthy_children(pool, live.get(key, ()))) for key, pool in pools.items()}
+        return pools, children, configmaps
+
+    async def _collect(self, pool: Pool, maps: list[Manifest]) -> None:
+        """Delete launch ConfigMaps that nothing refers to any more."""
+        users: list[Manifest] = []
+        for resource in (STATEFULSETS, PODS, CONTROLLER_REVISIONS):
+            users += await self._kube.list(resource, namespace=pool.namespace, labels=names.pool_labels(pool.name))
+        for stale in stale_configmaps(pool, maps, users):
+            metadata = stale["metadata"]
+            await self._kube.delete(CONFIGMAPS, namespace=pool.namespace, name=metadata["name"], uid=metadata["uid"])
+            _LOG.info("pool=%s changes=['Delete ConfigMap %s (no revision uses it)']", pool.key, metadata["name"])
+
+    async def _read_nodes(self) -> None:
+        """Allocatable memory by GPU type; without the right to read nodes the catalogue's figures stand."""
+        smallest: dict[str, int] = {}
+        try:
+            async for page in self._kube.pages(NODES, namespace=None, page_size=PAGE_SIZE):
+                for node in page:
+                    labels = node["metadata"].get("labels") or {}
+                    memory = ((node.get("status") or {}).get("allocatable") or {}).get("memory")
+                    for gpu in self._catalog.gpus:
+                        if memory and labels.get(gpu.node_label_key) in gpu.node_label_values:
+                            smallest[gpu.name] = min(parse_bytes(memory), smallest.get(gpu.name, 2**63))
+        except Forbidden:
+            _LOG.info("nodes cannot be read: host memory is checked against the catalogue's figures")
+        self._node_memory_bytes.clear()
+        self._node_memory_bytes.update(smallest)
+
+    def _pages(
+        self, resource: Resource, namespace: str | None, *, metadata_only: bool = False
+    ) -> AsyncIterator[list[Manifest]]:
+        return self._kube.pages(
+            resource,
+            namespace=namespace,
+            label_selector=names.MANAGED_SELECTOR,
+            metadata_only=metadata_only,
+            page_size=PAGE_SIZE,
+        )
+
+
+def _sort(page: Iterable[Manifest], into: _ByPool) -> None:
+    """Put objects under the pool that their label names."""
+    for manifest in page:
+        key = pool_key(manifest)
+        if key is not None:
+            into.setdefault(key, []).append(manifest)

@@ -1,0 +1,163 @@
+"""What the watches have told us: small views of StatefulSets and pods, by pool.
+
+The operator's informer cache, with one guarantee that kopf's own indexes lack: a full listing replaces it, so an
+object whose deletion was missed lives here no longer than until the next resync. Not here: pools, which every
+reconcile reads live.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sglpool.api import names
+from sglpool.api.base import Manifest
+from sglpool.plan import Observed, ObservedPod, ObservedStatefulSet, Refusal
+
+PoolKey = tuple[str, str]
+"""Namespace and name of a pool."""
+
+View = ObservedStatefulSet | ObservedPod
+
+
+@dataclass(slots=True)
+class _Entry:
+    view: View
+    version: int
+    seq: int
+
+
+@dataclass(slots=True)
+class _PoolEntries:
+    statefulsets: dict[str, _Entry] = field(default_factory=dict)
+    pods: dict[str, _Entry] = field(default_factory=dict)
+    children: frozenset[tuple[str, str]] = frozenset()
+
+
+def pool_key(manifest: Manifest) -> PoolKey | None:
+    """The pool that an object's label names, if it has one."""
+    metadata = manifest["metadata"]
+    pool = (metadata.get("labels") or {}).get(names.LABEL_POOL)
+    return (metadata.get("namespace", ""), pool) if pool else None
+
+
+class Store:
+    """Views of the children of every pool."""
+
+    def __init__(self) -> None:
+        self._pools: dict[PoolKey, _PoolEntries] = {}
+        self._seq = 0
+        self._buried: dict[str, int] = {}
+
+    def mark(self) -> int:
+        """The moment before a full listing starts; what arrives later is newer than the listing."""
+        return self._seq
+
+    def put_statefulset(self, manifest: Manifest, key: PoolKey | None = None) -> bool:
+        """Remember a StatefulSet as it is now; whether that changed anything the planner looks at.
+
+        Args:
+            manifest: The object.
+            key: The pool that it concerns, if its labels do not say so.
+        """
+        key = key or pool_key(manifest)
+        if key is None:
+            return False
+        return self._put(self._entries(key).statefulsets, manifest, ObservedStatefulSet.from_manifest)
+
+    def put_pod(self, manifest: Manifest) -> bool:
+        """Remember a pod as it is now; whether that changed anything the planner looks at."""
+        key = pool_key(manifest)
+        if key is None:
+            return False
+        return self._put(self._entries(key).pods, manifest, ObservedPod.from_manifest)
+
+    def forget(self, manifest: Manifest) -> None:
+        """Forget an object that was deleted."""
+        key, metadata = pool_key(manifest), manifest["metadata"]
+        self._seq += 1
+        self._buried[metadata["uid"]] = self._seq
+        entries = self._pools.get(key) if key else None
+        for views in (entries.statefulsets, entries.pods) if entries else ():
+            entry = views.get(metadata["name"])
+            if entry is not None and entry.view.uid == metadata["uid"]:
+                del views[metadata["name"]]
+        self._tidy(key)
+
+    def forget_pool(self, key: PoolKey) -> None:
+        """Forget the shared children of a pool that is gone; its StatefulSets and pods report their own end."""
+        if key in self._pools:
+            self._pools[key].children = frozenset()
+            self._tidy(key)
+
+    def replace(self, listing: "Store", *, mark: int) -> None:
+        """Take over a full listing: what it does not hold is gone, except what was seen after `mark`.
+
+        Args:
+            listing: A store filled from the listing.
+            mark: `mark()` from before the listing began.
+        """
+        for key in {*self._pools, *listing._pools}:
+            mine = self._entries(key)
+            fresh = listing._pools.get(key) or _PoolEntries()
+            self._merge(mine.statefulsets, fresh.statefulsets, mark)
+            self._merge(mine.pods, fresh.pods, mark)
+            self._tidy(key)
+        self._buried = {uid: seq for uid, seq in self._buried.items() if seq > mark}
+
+    def _merge(self, mine: dict[str, _Entry], fresh: dict[str, _Entry], mark: int) -> None:
+        for name in [n for n, e in mine.items() if e.seq <= mark and n not in fresh]:
+            del mine[name]
+        for name, entry in fresh.items():
+            before = mine.get(name)
+            newer_known = before is not None and (before.version >= entry.version or before.seq > mark)
+            if not newer_known and self._buried.get(entry.view.uid, 0) <= mark:
+                self._seq += 1
+                mine[name] = _Entry(entry.view, entry.version, self._seq)
+
+    def replace_children(self, children: dict[PoolKey, set[tuple[str, str]]]) -> None:
+        """Take over which shared children exist, by pool, as kind and name."""
+        for key, entries in self._pools.items():
+            entries.children = frozenset(children.pop(key, ()))
+        for key, rest in children.items():
+            self._entries(key).children = frozenset(rest)
+
+    def add_child(self, key: PoolKey, kind: str, name: str) -> None:
+        """Remember that a shared child was applied."""
+        entries = self._entries(key)
+        entries.children |= {(kind, name)}
+
+    def keys(self) -> list[PoolKey]:
+        """Pools that have children."""
+        return [*self._pools]
+
+    def observed(self, key: PoolKey, refusals: dict[str, Refusal]) -> Observed:
+        """Everything known of one pool's children."""
+        entries = self._pools.get(key) or _PoolEntries()
+        return Observed(
+            statefulsets=tuple(
+                e.view for e in entries.statefulsets.values() if isinstance(e.view, ObservedStatefulSet)
+            ),
+            pods=tuple(e.view for e in entries.pods.values() if isinstance(e.view, ObservedPod)),
+            children=entries.children,
+            refusals=refusals,
+        )
+
+    def _entries(self, key: PoolKey) -> _PoolEntries:
+        return self._pools.setdefault(key, _PoolEntries())
+
+    def _put(self, views: dict[str, _Entry], manifest: Manifest, view_of: Callable[[Manifest], View]) -> bool:
+        metadata = manifest["metadata"]
+        name, version = metadata["name"], int(metadata["resourceVersion"])
+        before = views.get(name)
+        if before is not None and before.view.uid == metadata["uid"] and before.version >= version:
+            return False
+        if metadata["uid"] in self._buried:
+            return False
+        view = view_of(manifest)
+        self._seq += 1
+        views[name] = _Entry(view, version, self._seq)
+        return before is None or before.view != view
+
+    def _tidy(self, key: PoolKey | None) -> None:
+        entries = self._pools.get(key) if key else None
+        if key and entries and not (entries.statefulsets or entries.pods or entries.children):
+            del self._pools[key]

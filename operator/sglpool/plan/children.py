@@ -1,0 +1,93 @@
+"""Shared children and ConfigMaps: which exist as they should, and which nobody needs any more.
+
+A child carries the hash of what was rendered. A live object that differs from our rendering of the same hash was
+changed by hand and is put right; one with another hash was rendered by another sglpool version and is left alone.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from sglpool.api import names
+from sglpool.api.base import Manifest
+from sglpool.api.pool import Pool
+from sglpool.render import children_hash, shared_children
+
+
+def expected_children(pool: Pool) -> tuple[Manifest, ...]:
+    """Shared children as they are applied, each with its hash."""
+    return tuple(_with_hash(child) for child in shared_children(pool))
+
+
+def healthy_children(pool: Pool, live: Iterable[Manifest]) -> frozenset[tuple[str, str]]:
+    """Kind and name of the shared children that exist, are the pool's, and were not changed by hand.
+
+    Args:
+        pool: The pool.
+        live: Objects that carry its label, each with its kind.
+    """
+    by_name = {(m["kind"], m["metadata"]["name"]): m for m in live}
+    healthy = set()
+    for desired in expected_children(pool):
+        key = (desired["kind"], desired["metadata"]["name"])
+        found = by_name.get(key)
+        if found is None or not is_owned(found, pool):
+            continue
+        same_version = _hash_of(found) == _hash_of(desired)
+        if not same_version or contains(found, desired):
+            healthy.add(key)
+    return frozenset(healthy)
+
+
+def stale_configmaps(pool: Pool, live: Iterable[Manifest], users: Iterable[Manifest]) -> list[Manifest]:
+    """Launch ConfigMaps of the pool that no StatefulSet, pod or ControllerRevision refers to.
+
+    Args:
+        pool: The pool.
+        live: ConfigMaps that carry its label; metadata is enough.
+        users: StatefulSets, pods and ControllerRevisions of the pool, whole.
+    """
+    prefix = names.launch_configmap_name(pool.name, "")
+    used = {name for user in users for name in _configmaps_in(user)}
+    return [
+        m
+        for m in live
+        if m["metadata"]["name"].startswith(prefix) and m["metadata"]["name"] not in used and is_owned(m, pool)
+    ]
+
+
+def is_owned(manifest: Manifest, pool: Pool) -> bool:
+    """Whether the pool is the object's controller; labels can be forged, this cannot."""
+    owners = manifest["metadata"].get("ownerReferences") or ()
+    return any(owner.get("controller") and owner["uid"] == pool.uid for owner in owners)
+
+
+def contains(live: object, desired: object) -> bool:
+    """Whether a live object carries everything that we would apply; what others added does not matter."""
+    if isinstance(desired, Mapping):
+        return isinstance(live, Mapping) and all(k in live and contains(live[k], v) for k, v in desired.items())
+    if isinstance(desired, list):
+        return isinstance(live, list) and all(any(contains(have, want) for have in live) for want in desired)
+    return live == desired
+
+
+def _with_hash(child: Manifest) -> Manifest:
+    metadata = child["metadata"]
+    annotations = {**(metadata.get("annotations") or {}), names.ANNOTATION_RENDER_HASH: children_hash((child,))}
+    return {**child, "metadata": {**metadata, "annotations": annotations}}
+
+
+def _hash_of(child: Manifest) -> str | None:
+    found: str | None = (child["metadata"].get("annotations") or {}).get(names.ANNOTATION_RENDER_HASH)
+    return found
+
+
+def _configmaps_in(node: object) -> Iterable[str]:
+    """Names of the ConfigMaps that volumes anywhere under an object refer to."""
+    if isinstance(node, Mapping):
+        config = node.get("configMap")
+        if isinstance(config, Mapping) and isinstance(config.get("name"), str):
+            yield config["name"]
+        for value in node.values():
+            yield from _configmaps_in(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _configmaps_in(value)

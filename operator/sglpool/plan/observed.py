@@ -1,0 +1,222 @@
+"""What the planner knows of the cluster: small, typed views of Kubernetes objects.
+
+Only the fields that decisions rest on are kept, so that a thousand pools stay small in memory. Not here: reading
+them from a cluster (`controller.store`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from sglpool.api import names
+from sglpool.api.base import Manifest
+
+RefusalKind = Literal["PodSecurityRefused", "QuotaExceeded", "PodsRefused"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedStatefulSet:
+    """One StatefulSet.
+
+    Attributes:
+        name: metadata.name.
+        uid: metadata.uid.
+        gpu_type: Its GPU type label; empty if it has none.
+        owner_uid: uid of its controller, empty without one.
+        adoptable: Whether the user marked it for adoption.
+        caught_up: Whether its controller has seen the current generation; before that its status lies.
+        spec_hash: The edits-that-restart of the spec that its template was rendered from.
+        render_hash: Hash of the rendered template.
+        hicache_bytes: `hiCache.size: Auto` as resolved for it, None if not Auto.
+        replicas: spec.replicas.
+        partition: Ordinals from here on get the update revision.
+        scale_owned: Whether the scale manager owns spec.replicas.
+        current_revision: status.currentRevision: what all replicas ran when the last roll-out ended.
+        update_revision: status.updateRevision: the template as it is.
+        service_name: spec.serviceName, immutable.
+        selector: spec.selector.matchLabels, immutable.
+        pod_management_policy: spec.podManagementPolicy, immutable.
+    """
+
+    name: str
+    uid: str
+    gpu_type: str
+    owner_uid: str
+    adoptable: bool
+    caught_up: bool
+    spec_hash: str
+    render_hash: str
+    hicache_bytes: int | None
+    replicas: int
+    partition: int
+    scale_owned: bool
+    current_revision: str
+    update_revision: str
+    service_name: str
+    selector: Mapping[str, str]
+    pod_management_policy: str
+
+    @classmethod
+    def from_manifest(cls, manifest: Manifest) -> "ObservedStatefulSet":
+        """Read one from the API server's JSON."""
+        metadata, spec, status = manifest["metadata"], manifest["spec"], manifest.get("status") or {}
+        annotations = metadata.get("annotations") or {}
+        strategy = (spec.get("updateStrategy") or {}).get("rollingUpdate") or {}
+        pin = annotations.get(names.ANNOTATION_HICACHE_BYTES, "")
+        return cls(
+            name=metadata["name"],
+            uid=metadata["uid"],
+            gpu_type=(metadata.get("labels") or {}).get(names.LABEL_GPU, ""),
+            owner_uid=_controller_uid(metadata),
+            adoptable=annotations.get(names.ANNOTATION_ADOPT) == "true",
+            caught_up=status.get("observedGeneration", 0) >= metadata.get("generation", 0),
+            spec_hash=annotations.get(names.ANNOTATION_SPEC_HASH, ""),
+            render_hash=annotations.get(names.ANNOTATION_RENDER_HASH, ""),
+            hicache_bytes=int(pin) if pin.isdecimal() else None,
+            replicas=spec.get("replicas", 1),
+            partition=strategy.get("partition", 0),
+            scale_owned=any(m.get("manager") == names.MANAGER_SCALE for m in metadata.get("managedFields") or ()),
+            current_revision=status.get("currentRevision", ""),
+            update_revision=status.get("updateRevision", ""),
+            service_name=spec.get("serviceName", ""),
+            selector=(spec.get("selector") or {}).get("matchLabels") or {},
+            pod_management_policy=spec.get("podManagementPolicy", "OrderedReady"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedPod:
+    """One engine pod.
+
+    Attributes:
+        name: metadata.name.
+        uid: metadata.uid.
+        ordinal: Its number in the StatefulSet.
+        gpu_type: Its GPU type label.
+        owner_uid: uid of its StatefulSet, empty for an orphan.
+        revision: Its controller-revision-hash label.
+        ready: Whether condition Ready is True and it is not going away.
+        terminating: Whether a deletion timestamp is set.
+        created_s: Unix time of creation.
+        node: Its node, empty while unscheduled.
+        unschedulable: The scheduler's words, empty when scheduled or not looked at yet.
+        waiting: Reason and message of the first container that waits for something other than its turn.
+        restarts: Restarts of its containers, the largest.
+        last_exit: Exit code of the last ended container, None if none ended.
+        oom_killed: Whether that container was killed for memory.
+    """
+
+    name: str
+    uid: str
+    ordinal: int
+    gpu_type: str
+    owner_uid: str
+    revision: str
+    ready: bool
+    terminating: bool
+    created_s: float
+    node: str
+    unschedulable: str
+    waiting: tuple[str, str]
+    restarts: int
+    last_exit: int | None
+    oom_killed: bool
+
+    @classmethod
+    def from_manifest(cls, manifest: Manifest) -> "ObservedPod":
+        """Read one from the API server's JSON."""
+        metadata, spec, status = manifest["metadata"], manifest["spec"], manifest.get("status") or {}
+        labels = metadata.get("labels") or {}
+        conditions = {c["type"]: c for c in status.get("conditions") or ()}
+        containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+        terminating = "deletionTimestamp" in metadata
+        ended = [e for c in containers for e in (_ended(c),) if e is not None]
+        scheduled = conditions.get("PodScheduled") or {}
+        return cls(
+            name=metadata["name"],
+            uid=metadata["uid"],
+            ordinal=names.ordinal_of(metadata["name"]),
+            gpu_type=labels.get(names.LABEL_GPU, ""),
+            owner_uid=_controller_uid(metadata),
+            revision=labels.get("controller-revision-hash", ""),
+            ready=(conditions.get("Ready") or {}).get("status") == "True" and not terminating,
+            terminating=terminating,
+            created_s=_unix_s(metadata.get("creationTimestamp")),
+            node=spec.get("nodeName") or "",
+            unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
+            waiting=_waiting(containers),
+            restarts=max((c.get("restartCount", 0) for c in containers), default=0),
+            last_exit=ended[-1].get("exitCode") if ended else None,
+            oom_killed=any(e.get("reason") == "OOMKilled" for e in ended),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Pods of a StatefulSet that the API server refuses, read from the StatefulSet's Events."""
+
+    kind: RefusalKind
+    message: str
+
+    @classmethod
+    def from_message(cls, message: str) -> "Refusal":
+        """Classify the words of a FailedCreate Event."""
+        if "violates PodSecurity" in message:
+            return cls("PodSecurityRefused", message)
+        if "exceeded quota" in message:
+            return cls("QuotaExceeded", message)
+        return cls("PodsRefused", message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """Everything of one pool that exists.
+
+    Attributes:
+        statefulsets: Its StatefulSets, and strangers that have one of its names.
+        pods: Its engine pods.
+        children: Kind and name of the shared children that exist, are the pool's and are as they should be.
+        refusals: Why pods are missing, by StatefulSet, where known.
+    """
+
+    statefulsets: tuple[ObservedStatefulSet, ...] = ()
+    pods: tuple[ObservedPod, ...] = ()
+    children: frozenset[tuple[str, str]] = frozenset()
+    refusals: Mapping[str, Refusal]
+
+    def statefulset(self, name: str) -> ObservedStatefulSet | None:
+        """The StatefulSet of that name."""
+        return next((s for s in self.statefulsets if s.name == name), None)
+
+    def pods_of(self, gpu_type: str) -> tuple[ObservedPod, ...]:
+        """The pods of one GPU type, by ordinal."""
+        return tuple(sorted((p for p in self.pods if p.gpu_type == gpu_type), key=lambda p: p.ordinal))
+
+
+def _controller_uid(metadata: Manifest) -> str:
+    owners = metadata.get("ownerReferences") or ()
+    return next((owner["uid"] for owner in owners if owner.get("controller")), "")
+
+
+def _unix_s(timestamp: str | None) -> float:
+    return datetime.fromisoformat(timestamp).timestamp() if timestamp else 0.0
+
+
+def _ended(container: Manifest) -> Manifest | None:
+    """How a container last failed, if it did."""
+    for state in (container.get("state"), container.get("lastState")):
+        ended: Manifest | None = (state or {}).get("terminated")
+        if ended is not None and ended.get("exitCode", 0) != 0:
+            return ended
+    return None
+
+
+def _waiting(containers: list[Manifest]) -> tuple[str, str]:
+    """The first wait that is a problem; PodInitializing and ContainerCreating are a container's turn."""
+    for container in containers:
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason = waiting.get("reason", "")
+        if reason not in {"", "PodInitializing", "ContainerCreating"}:
+            return reason, container.get("image", "")
+    return "", ""

@@ -1,0 +1,114 @@
+"""What is wrong with pods, as reasons with a remedy: images, crash loops, deadlines, scheduling.
+
+A chain of small checks per pod; the first that finds something speaks. Messages hold no counter that ticks, so
+that a pod that fails for hours is reported once.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sglpool.api.pool import Pool
+from sglpool.api.quantity import format_duration
+from sglpool.plan.observed import ObservedPod
+
+CRASH_RESTARTS = 3
+"""Restarts after which a pod that is not ready counts as a crash loop, whatever state it is in this second."""
+
+DEADLINE_SLACK_S = 300
+"""Beyond engine.startupTimeout: image pull and weight checks come before the container's clock starts."""
+
+_IMAGE_REASONS = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong with pods: a reason of condition Progressing or Scheduled, and sentences for the user."""
+
+    reason: str
+    message: str
+
+
+def pod_problem(pool: Pool, pods: Iterable[ObservedPod], *, now_s: float) -> Problem | None:
+    """The first problem of pods that have a node, in order of severity: image, crash loop, deadline."""
+    broken = [pod for pod in pods if not (pod.ready or pod.terminating)]
+    checks = (_image, _crash_loop, _deadline)
+    for check in checks:
+        found = [(pod, message) for pod in broken if (message := check(pool, pod, now_s))]
+        if found:
+            pod, message = found[0]
+            return Problem(_REASONS[check.__name__], f"{pod.name}: {message}{_more(len(found))}")
+    return None
+
+
+def deadline_s(pool: Pool, pods: Iterable[ObservedPod], *, now_s: float) -> float | None:
+    """Seconds until the next pod passes its deadline, None when none can."""
+    allowed_s = pool.spec.engine.startup_timeout + DEADLINE_SLACK_S
+    waits = [pod.created_s + allowed_s - now_s for pod in pods if pod.node and not (pod.ready or pod.terminating)]
+    return min((wait for wait in waits if wait > 0), default=None)
+
+
+def schedule_problem(pool: Pool, pods: Iterable[ObservedPod]) -> Problem | None:
+    """Why the scheduler finds no node for a pod, told apart by what the user can do about it."""
+    waiting = [pod for pod in pods if pod.unschedulable and not (pod.node or pod.terminating)]
+    if not waiting:
+        return None
+    pod = waiting[0]
+    gpus, gpu_type = pool.spec.tensor_parallel_size, pod.gpu_type
+    words = pod.unschedulable
+    more = _more(len(waiting))
+    if "nvidia.com/gpu" in words and "Insufficient" in words:
+        return Problem(
+            "InsufficientGPU",
+            f"{pod.name} needs {gpus} free GPUs on one {gpu_type} node, and no such node has them{more}. Add "
+            f"{gpu_type} nodes, free some, or lower the pool's replicas.",
+        )
+    if "Insufficient memory" in words or "Insufficient cpu" in words:
+        return Problem(
+            "InsufficientMemory",
+            f"{pod.name} finds the GPUs on a {gpu_type} node, but not the host memory or CPU it requests{more}. Lower "
+            "kvCache.hiCache.size or template.resources.requests, or free memory on the nodes.",
+        )
+    if "node affinity" in words or "node selector" in words or "untolerated taint" in words or "0/0 nodes" in words:
+        return Problem(
+            "NoMatchingNodes",
+            f"{pod.name} may run only on {gpu_type} nodes, and the cluster has none that it tolerates{more}. Check the "
+            "nodes' nvidia.com/gpu.product label and taints, template.nodeSelector and template.tolerations.",
+        )
+    return Problem("Unschedulable", f"{pod.name} finds no node{more}: {words}")
+
+
+def _image(pool: Pool, pod: ObservedPod, now_s: float) -> str:
+    del pool, now_s
+    reason, image = pod.waiting
+    if reason not in _IMAGE_REASONS:
+        return ""
+    return f"image {image} cannot be pulled. Correct engine.image, or add template.imagePullSecrets."
+
+
+def _crash_loop(pool: Pool, pod: ObservedPod, now_s: float) -> str:
+    del pool, now_s
+    if pod.waiting[0] != "CrashLoopBackOff" and pod.restarts < CRASH_RESTARTS:
+        return ""
+    if pod.oom_killed:
+        return "its container is killed for memory again and again. Raise the memory limit, or lower hiCache.size."
+    code = "" if pod.last_exit is None else f" with exit code {pod.last_exit}"
+    return f"its container ends{code} again and again. Read `kubectl logs {pod.name} --previous`."
+
+
+def _deadline(pool: Pool, pod: ObservedPod, now_s: float) -> str:
+    timeout_s = pool.spec.engine.startup_timeout
+    if not pod.node or now_s < pod.created_s + timeout_s + DEADLINE_SLACK_S:
+        return ""
+    return (
+        f"it is not ready after engine.startupTimeout ({format_duration(timeout_s)}). Read `kubectl logs {pod.name}`, "
+        "or raise the timeout if the model only loads slowly."
+    )
+
+
+_REASONS = {"_image": "ImagePullFailed", "_crash_loop": "CrashLoop", "_deadline": "ProgressDeadlineExceeded"}
+
+
+def _more(count: int) -> str:
+    return f" (and {count - 1} more)" if count > 1 else ""

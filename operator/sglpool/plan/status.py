@@ -1,0 +1,255 @@
+"""The status of a pool, from its spec and what exists: conditions, counts, capacity.
+
+Pure and idempotent: the same facts twice give the same status, to the letter. A condition is the first answer of an
+ordered chain of checks.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sglpool.api import names
+from sglpool.api.base import Manifest
+from sglpool.api.conditions import Condition, merge_conditions
+from sglpool.api.pool import Pool
+from sglpool.plan.observed import Observed, ObservedPod
+from sglpool.plan.planner import template_outdated
+from sglpool.plan.problems import Problem, pod_problem, schedule_problem
+from sglpool.plan.rollout import rolling_out
+from sglpool.sizing.pools import SizedGPU
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """Why the pool's change is not carried out: a reason of condition Stalled, and sentences for the user."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    """What the chains look at."""
+
+    pool: Pool
+    wanted: int
+    pods: tuple[ObservedPod, ...]
+    ready: int
+    rolling: bool
+    blocker: Blocker | None
+    feasible: Condition
+    problem: Problem | None
+    unscheduled: Problem | None
+
+    @property
+    def steady(self) -> bool:
+        """Whether this generation was already reached once: what moves now is upkeep, not the user's change."""
+        stored = {c["type"]: c for c in self.pool.status.get("conditions") or ()}
+        reached = self.pool.status.get("observedGeneration") == self.pool.generation
+        return reached and "Reconciling" not in stored and "Stalled" not in stored and "Scheduled" in stored
+
+
+def make_status(
+    pool: Pool,
+    sized: Sequence[SizedGPU],
+    observed: Observed,
+    *,
+    desired: Mapping[str, int],
+    blockers: Sequence[Blocker],
+    now_s: float,
+) -> Manifest:
+    """The status to store.
+
+    Args:
+        pool: With the status as stored, for transition times.
+        sized: Sizes by GPU type.
+        observed: What exists after the plan's steps.
+        desired: Wanted replicas by GPU type.
+        blockers: What went wrong while the steps were carried out.
+        now_s: Unix time.
+    """
+    own = [s for s in observed.statefulsets if s.owner_uid == pool.uid]
+    uids = {s.uid for s in own}
+    pods = tuple(sorted((p for p in observed.pods if p.owner_uid in uids), key=lambda p: (p.gpu_type, p.ordinal)))
+    live = tuple(p for p in pods if not p.terminating)
+    facts = _Facts(
+        pool=pool,
+        wanted=sum(desired.values()),
+        pods=pods,
+        ready=sum(p.ready for p in live),
+        rolling=_rolling(pool, sized, observed),
+        blocker=next(iter([*blockers, *_size_blockers(sized), *_refusals(observed)]), None),
+        feasible=_feasible(sized),
+        problem=pod_problem(pool, live, now_s=now_s),
+        unscheduled=schedule_problem(pool, live),
+    )
+    conditions = [c for chain in _CHAINS for c in (chain(facts),) if c is not None]
+    status: Manifest = {
+        "observedGeneration": pool.generation,
+        "conditions": merge_conditions(
+            old=pool.status.get("conditions") or (), new=conditions, generation=pool.generation, now_s=now_s
+        ),
+        "replicas": len(live),
+        "readyReplicas": facts.ready,
+        "selector": names.pool_selector(pool.name),
+        "endpoint": f"http://{names.engine_name(pool.name)}.{pool.namespace}.svc:{names.ENGINE_PORT}/v1",
+        "gpus": _gpu_statuses(pool, sized, observed, desired),
+        "summary": {"ready": f"{facts.ready}/{facts.wanted}", "gpus": _gpu_summary(pool, live)},
+    }
+    if pool.spec.autoscaling is not None:
+        status["autoscaling"] = {"desired": facts.wanted, "reason": "MetricsUnavailable"}
+    return status
+
+
+def _rolling(pool: Pool, sized: Sequence[SizedGPU], observed: Observed) -> bool:
+    """Whether some existing replica does not run what the spec says."""
+    may_render = all(s.feasible for s in sized)
+    for one in sized:
+        current = observed.statefulset(names.statefulset_name(pool.name, one.entry.type))
+        if current is None or current.owner_uid != pool.uid:
+            continue
+        if may_render and template_outdated(pool, one, current):
+            return True
+        if current.replicas and rolling_out(current, observed.pods_of(one.entry.type)):
+            return True
+    return False
+
+
+def _size_blockers(sized: Sequence[SizedGPU]) -> list[Blocker]:
+    return [Blocker(one.reason if one.fit is None else "Infeasible", one.message) for one in sized if not one.feasible]
+
+
+def _refusals(observed: Observed) -> list[Blocker]:
+    return [Blocker(r.kind, f"StatefulSet {name}: {r.message}") for name, r in sorted(observed.refusals.items())]
+
+
+def _feasible(sized: Sequence[SizedGPU]) -> Condition:
+    worst = next((s for s in sized if not s.feasible), None)
+    if worst is not None:
+        return Condition("Feasible", worst.reason, worst.message)
+    return Condition("Feasible", "FitsHBM", " ".join(s.message for s in sized))
+
+
+def _counts(facts: _Facts) -> str:
+    return f"{facts.ready} of {facts.wanted} replicas are ready"
+
+
+def _ready(facts: _Facts) -> Condition:
+    """The summary: the first thing that stands between the spec and its fulfilment."""
+    if facts.blocker:
+        return Condition("Ready", facts.blocker.reason, facts.blocker.message)
+    for problem in (facts.problem, facts.unscheduled):
+        if problem:
+            return Condition("Ready", problem.reason, problem.message)
+    if facts.rolling:
+        return Condition("Ready", "RollingOut", f"{_counts(facts)}; replicas are being replaced one after another.")
+    if facts.ready < facts.wanted:
+        return Condition("Ready", "ReplicasStarting", f"{_counts(facts)}; the others load the model or warm up.")
+    if facts.wanted == 0:
+        return Condition("Ready", "Parked", "No replica is wanted: replicas is 0.")
+    return Condition("Ready", "AllReplicasReady", f"{_counts(facts)}.")
+
+
+def _available(facts: _Facts) -> Condition:
+    if facts.ready:
+        return Condition("Available", "MinimumReplicasAvailable", "At least one replica is ready.")
+    if facts.wanted == 0:
+        return Condition("Available", "Parked", "No replica is wanted: replicas is 0.")
+    return Condition("Available", "NoReplicaAvailable", "No replica is ready.")
+
+
+def _moving(facts: _Facts) -> tuple[str, str] | None:
+    """What is going on, as reason and message; None when nothing is."""
+    if facts.rolling:
+        return "RollingOut", "Replicas are being replaced by the current revision."
+    if facts.ready < facts.wanted:
+        return "ReplicasStarting", "Replicas load the model or warm up."
+    if len(facts.pods) > facts.wanted:
+        return "ScalingDown", "Replicas beyond the wanted number are going away."
+    return None
+
+
+def _progressing(facts: _Facts) -> Condition:
+    if facts.blocker:
+        return Condition("Progressing", "Blocked", facts.blocker.message)
+    if facts.problem:
+        return Condition("Progressing", facts.problem.reason, facts.problem.message)
+    if facts.unscheduled:
+        return Condition("Progressing", "Unschedulable", facts.unscheduled.message)
+    moving = _moving(facts)
+    if moving is None:
+        return Condition("Progressing", "Complete", "Nothing is left to do.")
+    return Condition("Progressing", *moving)
+
+
+def _scheduled(facts: _Facts) -> Condition:
+    if facts.unscheduled:
+        return Condition("Scheduled", facts.unscheduled.reason, facts.unscheduled.message)
+    return Condition("Scheduled", "AllPodsScheduled", "Every pod has a node.")
+
+
+def _scaling_active(facts: _Facts) -> Condition:
+    if facts.pool.spec.autoscaling is None:
+        return Condition("ScalingActive", "Disabled", "The pool has fixed replicas.")
+    return Condition("ScalingActive", "MetricsUnavailable", "No load figures: the size is held within its bounds.")
+
+
+def _reconciling(facts: _Facts) -> Condition | None:
+    moving = _moving(facts)
+    if facts.blocker or moving is None or (facts.steady and moving[0] != "RollingOut"):
+        return None
+    return Condition("Reconciling", *moving)
+
+
+def _stalled(facts: _Facts) -> Condition | None:
+    if facts.blocker is None:
+        return None
+    return Condition("Stalled", facts.blocker.reason, facts.blocker.message)
+
+
+_CHAINS = (
+    _ready,
+    _available,
+    _progressing,
+    _scheduled,
+    lambda facts: facts.feasible,
+    _scaling_active,
+    _reconciling,
+    _stalled,
+)
+
+
+def _gpu_statuses(
+    pool: Pool, sized: Sequence[SizedGPU], observed: Observed, desired: Mapping[str, int]
+) -> list[Manifest]:
+    statuses = []
+    for one in sized:
+        current = observed.statefulset(names.statefulset_name(pool.name, one.entry.type))
+        owned = current if current is not None and current.owner_uid == pool.uid else None
+        pods = [p for p in observed.pods_of(one.entry.type) if owned and p.owner_uid == owned.uid and not p.terminating]
+        status: Manifest = {
+            "type": one.entry.type,
+            "desired": desired.get(one.entry.type, 0),
+            "replicas": len(pods),
+            "ready": sum(p.ready for p in pods),
+            "updated": sum(owned is not None and p.revision == owned.update_revision for p in pods),
+        }
+        if one.fit is not None and one.fit.feasible:
+            status["capacity"] = {
+                "kvTokens": one.fit.kv_tokens,
+                "hostKVTokens": one.fit.host_kv_tokens,
+                "conversationsAtContext": one.fit.conversations_at_context,
+                "targetRunningRequests": one.fit.target_running_requests,
+                "hicacheSizeGBPerRank": one.fit.hicache_size_gb_per_rank,
+                "source": "Estimate",
+            }
+        statuses.append(status)
+    return statuses
+
+
+def _gpu_summary(pool: Pool, pods: Sequence[ObservedPod]) -> str:
+    """GPUs that pods hold, for example `8 B200 + 4 B300`; `0` when none do."""
+    counts: dict[str, int] = {}
+    for pod in pods:
+        if pod.node:
+            counts[pod.gpu_type] = counts.get(pod.gpu_type, 0) + pool.spec.tensor_parallel_size
+    return " + ".join(f"{count} {gpu_type}" for gpu_type, count in counts.items()) or "0"

@@ -1,0 +1,139 @@
+"""The steps of a plan: each one change to the cluster, with the reason for it.
+
+Steps are values; `controller.execute` knows how to do them. Not here: when a step is due (`plan.planner`).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+
+from sglpool.api.base import Manifest
+from sglpool.plan.observed import ObservedPod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateStatefulSet:
+    """Create a StatefulSet: the template with zero replicas, then its size by the scale manager.
+
+    Without the zero the API server would default to one, and a GPU pod would start before it was wanted.
+    """
+
+    manifest: Manifest
+    replicas: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyTemplate:
+    """Apply template and metadata. The partition must already protect the pods."""
+
+    manifest: Manifest
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """Set replicas and partition, the two fields of the scale manager."""
+
+    name: str
+    replicas: int
+    partition: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnsureChild:
+    """Apply a Service, ServiceAccount, PodDisruptionBudget or ConfigMap."""
+
+    manifest: Manifest
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteObject:
+    """Delete one object, only if it still has that uid."""
+
+    kind: str
+    name: str
+    uid: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptStatefulSet:
+    """Give pods and revisions of a StatefulSet that the user handed over the pool's labels, so that they are seen."""
+
+    name: str
+    uid: str
+    selector: Mapping[str, str]
+    labels: Mapping[str, str]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrphanStatefulSet:
+    """Delete a StatefulSet whose immutable fields must change, and leave its pods running."""
+
+    name: str
+    uid: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecreateStatefulSet:
+    """Create a StatefulSet around orphaned pods, with the template that they run.
+
+    With the new template instead, every pod that is recreated before the roll-out would get it.
+    """
+
+    manifest: Manifest
+    replicas: int
+    revision: str
+    reason: str
+
+
+Step = (
+    CreateStatefulSet
+    | ApplyTemplate
+    | Scale
+    | EnsureChild
+    | DeleteObject
+    | AdoptStatefulSet
+    | OrphanStatefulSet
+    | RecreateStatefulSet
+)
+
+
+def common_revision(pods: Sequence[ObservedPod]) -> str:
+    """The revision that most pods run; of equals the one of the lowest ordinal, which a roll-out reaches last."""
+    counts = Counter(pod.revision for pod in sorted(pods, key=lambda p: p.ordinal))
+    return counts.most_common(1)[0][0] if counts else ""
+
+
+def old_template(*, desired: Manifest, revisions: Iterable[Manifest], revision: str) -> Manifest:
+    """The desired StatefulSet with the pod template of an old ControllerRevision.
+
+    The labels of the selector are added, since a StatefulSet must match its own template. The spec hash is removed,
+    so that the next plan rolls the new template out in the ordinary way.
+
+    Args:
+        desired: The StatefulSet as rendered now.
+        revisions: ControllerRevisions of the orphaned pods.
+        revision: Name of the one that the pods run.
+
+    Returns:
+        The manifest to create; the desired one unchanged if that revision is gone.
+    """
+    data = next((r["data"] for r in revisions if r["metadata"]["name"] == revision), None)
+    if data is None:
+        return desired
+    manifest = deepcopy(desired)
+    template = deepcopy(data["spec"]["template"])
+    template.pop("$patch", None)
+    metadata = template.setdefault("metadata", {})
+    metadata.pop("creationTimestamp", None)
+    metadata["labels"] = {**(metadata.get("labels") or {}), **desired["spec"]["selector"]["matchLabels"]}
+    manifest["spec"]["template"] = template
+    manifest["metadata"]["annotations"] = {}
+    return manifest
