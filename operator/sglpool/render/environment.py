@@ -36,10 +36,14 @@ def engine_environment(replica: Replica) -> list[Manifest]:
 
 
 def weights_environment(replica: Replica) -> list[Manifest]:
-    """Variables of the weights container: the user's (proxies, mirrors), and the token, which only it gets."""
+    """Variables of the weights container: the user's (proxies, mirrors), and the token, which only it gets.
+
+    What replaces one of the engine's own settings is not for it: HF_HUB_OFFLINE would stop the download.
+    """
     token = _token_secret(replica)
     own = [] if token is None else [_secret("HF_TOKEN", token)]
-    return _merged(own, replica.pool.spec.engine.env)
+    engine_only = ENGINE_DEFAULTS.keys() | {name for name, _ in cache_environment(replica)}
+    return _merged(own, tuple(v for v in replica.pool.spec.engine.env if v.name not in engine_only))
 
 
 def _token_secret(replica: Replica) -> SecretKey | None:

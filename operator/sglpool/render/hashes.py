@@ -60,7 +60,13 @@ def spec_hash(pool: Pool, sized: SizedGPU) -> str:
 
 
 def _dump(model: Model) -> _Json:
-    return model.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return _pruned(model.model_dump(mode="json", by_alias=True, exclude_defaults=True))
+
+
+def _pruned(fields: _Json) -> _Json:
+    """Without empty maps, which ask for nothing; only `emptyDir: {}` says something by being there."""
+    inner = {key: _pruned(value) if isinstance(value, dict) else value for key, value in fields.items()}
+    return {key: value for key, value in inner.items() if value != {} or key == "emptyDir"}
 
 
 def _engine(pool: Pool) -> _Json:
