@@ -27,7 +27,7 @@ NODE_GRACE_S = 20
 """A node whose lease is not renewed for this long is NotReady (a production default is 50 s)."""
 NODE_LEASE_S = 20
 """kwok renews at a quarter of this."""
-EVICTION_S = 30
+EVICTION_S = 10
 """Pods that name no toleration of their own leave a NotReady node after this long (production: 300 s)."""
 CONTROLLERS = (
     "statefulset-controller",

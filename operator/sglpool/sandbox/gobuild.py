@@ -83,6 +83,11 @@ def _flags() -> list[str]:
     return ["-trimpath", "-ldflags", " ".join(linker)]
 
 
+def _environment() -> dict[str, str]:
+    # Distributions turn the toolchain download off; with it, any Go since 1.21 will do.
+    return {"GOTOOLCHAIN": "auto", **os.environ}
+
+
 def _find_go(module: Path) -> str:
     wanted = ".".join(map(str, GO_MINIMUM))
     go = shutil.which("go")
@@ -93,7 +98,9 @@ def _find_go(module: Path) -> str:
         )
     # Asked inside the module: an older `go` then answers for the newer toolchain that it would fetch.
     command = [go, "env", "GOVERSION"]
-    found = subprocess.run(command, cwd=module, capture_output=True, text=True, timeout=300, check=False)
+    found = subprocess.run(
+        command, cwd=module, env=_environment(), capture_output=True, text=True, timeout=300, check=False
+    )
     version = found.stdout.strip().removeprefix("go")
     with contextlib.suppress(ValueError):
         if tuple(int(part) for part in version.split(".")[:2]) >= GO_MINIMUM:
@@ -117,7 +124,7 @@ def _run(
     with subprocess.Popen(
         command,
         cwd=cwd,
-        env={**os.environ, **(extra_env or {})},
+        env=_environment() | dict(extra_env or {}),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

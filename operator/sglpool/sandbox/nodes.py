@@ -133,15 +133,23 @@ def cordon_node(api: ApiServer, name: str, *, unschedulable: bool = True) -> Non
 
 def lose_node(api: ApiServer, name: str) -> None:
     """Let a node's kubelet die: NotReady after the grace period, its pods neither run on nor end."""
-    lease = {"holderIdentity": LOST_HOLDER, "leaseDurationSeconds": _TEN_YEARS_S}
+    # A last renewal: the controller manager insists that the lease it last saw renewed is still the live one.
+    lease = {
+        "holderIdentity": LOST_HOLDER,
+        "leaseDurationSeconds": _TEN_YEARS_S,
+        "renewTime": _micro_time(datetime.datetime.now(tz=datetime.UTC)),
+    }
     api.patch(f"{_LEASES}/{name}", {"spec": lease})
 
 
 def restore_node(api: ApiServer, name: str) -> None:
     """Bring a lost node back: kwok takes the lease again within its renewal period."""
-    long_ago = datetime.datetime.fromtimestamp(0, tz=datetime.UTC).isoformat(timespec="microseconds")
-    lease = {"leaseDurationSeconds": 1, "renewTime": long_ago.replace("+00:00", "Z")}
-    api.patch(f"{_LEASES}/{name}", {"spec": lease})
+    long_ago = _micro_time(datetime.datetime.fromtimestamp(0, tz=datetime.UTC))
+    api.patch(f"{_LEASES}/{name}", {"spec": {"leaseDurationSeconds": 1, "renewTime": long_ago}})
+
+
+def _micro_time(moment: datetime.datetime) -> str:
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,77 @@
+"""Fixtures that every ring shares. A cluster is a kubeconfig and nothing else.
+
+The kubeconfig is `$KUBECONFIG` when `SGLPOOL_TEST_KUBECONFIG` is set (to run the suite against a cluster that
+is there already: a sandbox, kind, any other with fake GPU nodes); else a sandbox of plain processes for the
+session.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # `support` is imported by its own name
+
+from sglpool.sandbox import binaries
+from sglpool.sandbox.cluster import Sandbox
+from sglpool.sandbox.versions import EVERYTHING
+from support.kubectl import Kubectl
+from support.waiting import wait_until
+
+NODES = {"B200": 4, "B300": 2}
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Have the binaries before the first test: a build takes longer than a test may."""
+    if session.config.option.collectonly or not any(_needs_binaries(item) for item in session.items):
+        return
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        binaries.ensure(EVERYTHING, say=lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def _needs_binaries(item: pytest.Item) -> bool:
+    fixtures = getattr(item, "fixturenames", ())
+    return item.get_closest_marker("controlplane") is not None or "kubeconfig" in fixtures
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The way to a cluster with fake B200 and B300 nodes, for the whole session."""
+    if os.environ.get("SGLPOOL_TEST_KUBECONFIG"):
+        yield Path(os.environ["KUBECONFIG"])
+        return
+    # A terminated run must take its processes along, as an interrupted one does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sandbox = Sandbox(tmp_path_factory.mktemp("cluster") / "sandbox")
+    sandbox.up(NODES)
+    yield sandbox.kubeconfig
+    sandbox.down()
+
+
+@pytest.fixture(scope="session")
+def kubectl(kubeconfig: Path) -> Kubectl:
+    """`kubectl("get", "pods")` against the session's cluster; returns what it printed."""
+    path = binaries.ensure(["kubectl"], say=lambda _: None)["kubectl"]
+    return Kubectl(binary=path, kubeconfig=kubeconfig)
+
+
+@pytest.fixture
+def namespace(kubectl: Kubectl) -> Iterator[str]:
+    """A namespace of the test's own, in which pods can be created; deleted afterwards, without waiting."""
+    name = f"test-{uuid.uuid4().hex[:10]}"
+    kubectl("create", "namespace", name)
+    # The admission of pods refuses them until the namespace has its default ServiceAccount.
+    wait_until(
+        lambda: kubectl.run("get", "serviceaccount", "default", "-n", name).returncode == 0,
+        timeout_s=30,
+        describe=f"namespace {name} has its default ServiceAccount",
+    )
+    yield name
+    kubectl("delete", "namespace", name, "--wait=false")

@@ -1,0 +1,24 @@
+"""Waiting for the real world: poll with a limit, and say what was seen when the limit passes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def wait_until(
+    predicate: Callable[[], T], *, timeout_s: float, describe: str | Callable[[], str], interval_s: float = 0.1
+) -> T:
+    """Return the first true value of `predicate`; fail with `describe` when none comes in time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = predicate()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            text = describe() if callable(describe) else describe
+            raise AssertionError(f"not within {timeout_s:g} s: {text}")
+        time.sleep(interval_s)
