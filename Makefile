@@ -1,0 +1,42 @@
+# The entry points of the project. `make demo` shows it, `make test` proves it; both install what they need.
+BIN := .venv/bin
+PYTEST_ARGS ?=
+
+.PHONY: demo test check crd crd-check fmt bootstrap clean bench-operator
+.DEFAULT_GOAL := help
+
+help: ## Show this help
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+bootstrap:
+	@tools/bootstrap.sh
+
+demo: bootstrap ## Bring up a control plane with fake GPU nodes and watch a pool live and die on it
+	@$(BIN)/sglpool sandbox demo
+
+test: check ## Everything that runs without a container engine
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+check: bootstrap crd-check ## Lint, types, import contracts, CRD drift
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+crd: bootstrap ## Generate the CRD and the chart's copy
+	$(BIN)/sglpool crd > crds/sglpool.io_inferencepools.yaml
+	$(BIN)/sglpool crd --chart > charts/sglpool/templates/crds/inferencepools.yaml
+
+crd-check: bootstrap
+	@$(BIN)/sglpool crd | diff -u crds/sglpool.io_inferencepools.yaml - || { echo "the CRD is stale: run make crd" >&2; exit 1; }
+	@$(BIN)/sglpool crd --chart | diff -u charts/sglpool/templates/crds/inferencepools.yaml - || { echo "the chart's CRD is stale: run make crd" >&2; exit 1; }
+
+fmt: bootstrap ## Format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench-operator: bootstrap ## Measure the operator with 1,000 pools against a bare client
+	$(BIN)/python -m benchmarks.operator
+
+clean: ## Remove what make made, except the cache of control-plane binaries
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .sandbox dist

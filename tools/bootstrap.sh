@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Makes .venv with everything that the project and its tests need. Run by make; safe to run again.
+# uv installs exactly the lock; without uv, venv and pip install what pyproject.toml allows.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+stamp=.venv/.sglpool-stamp
+if [ -e "$stamp" ] && [ "$stamp" -nt pyproject.toml ] && [ "$stamp" -nt uv.lock ] && [ "$stamp" -nt system-packages.txt ]; then
+  exit 0
+fi
+
+# System packages: the commands we need, and the package of each that system-packages.txt names.
+missing=()
+command -v openssl >/dev/null || missing+=(openssl)
+command -v go >/dev/null || [ -n "${KUBEBUILDER_ASSETS:-}" ] || missing+=(golang-go)
+if [ "${#missing[@]}" -gt 0 ]; then
+  if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+    echo "installing system packages: ${missing[*]}"
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}" >/dev/null ||
+      echo "could not install ${missing[*]}: if a later step fails, install them by hand" >&2
+  else
+    echo "system packages are missing: ${missing[*]}; install them (system-packages.txt says what for)" >&2
+  fi
+fi
+
+if command -v uv >/dev/null; then
+  uv sync --quiet --frozen --group dev
+else
+  python=$(command -v python3.13 || command -v python3.12 || command -v python3.11 || command -v python3)
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    { echo "Python 3.11 or later is needed, $("$python" -V) found" >&2; exit 1; }
+  [ -x .venv/bin/pip ] || "$python" -m venv .venv
+  .venv/bin/pip install --quiet --upgrade 'pip>=25.1'   # the first pip that knows dependency groups
+  .venv/bin/pip install --quiet --editable . --group dev
+fi
+touch "$stamp"
