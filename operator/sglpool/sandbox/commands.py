@@ -19,6 +19,7 @@ from rich.table import Table
 from sglpool.sandbox import binaries, nodes
 from sglpool.sandbox.apiserver import ApiServer
 from sglpool.sandbox.cluster import Sandbox
+from sglpool.sandbox.demo import Demo
 from sglpool.sandbox.errors import SandboxError
 from sglpool.sandbox.versions import EVERYTHING
 
@@ -38,6 +39,7 @@ Folder = Annotated[
 ]
 NodeName = Annotated[str, typer.Argument(help="Type and number, such as b200-0.")]
 DEFAULT_FOLDER = Path(".sandbox")
+DEFAULT_SAMPLE = Path("manifests/samples/kimi-k2.6-coder.yaml")
 
 
 @app.command()
@@ -98,6 +100,18 @@ def fetch() -> None:
     with _told_plainly():
         for name, path in binaries.ensure(EVERYTHING, say=_say).items():
             _out.print(f"{name} {binaries.version_of(name, path)} {path}", soft_wrap=True)
+
+
+@app.command()
+def demo(
+    sample: Annotated[Path, typer.Option("--sample", help="The pool to show.")] = DEFAULT_SAMPLE,
+    folder: Folder = Path(".sandbox-demo"),
+) -> None:
+    """Tell a pool's life on a real control plane: create, scale, bad changes, delete. Nothing stays running."""
+    with _told_plainly():
+        if not sample.exists():
+            raise SandboxError(f"there is no {sample}; run this in the project's folder, or name a pool with --sample")
+        Demo(folder, sample, Console()).run()
 
 
 @nodes_app.callback()

@@ -1,0 +1,198 @@
+"""`sglpool sandbox demo`: a pool's life on a real control plane, told as it happens.
+
+Every command that a user would type is shown and really run; what it prints is what they would see. A step that does
+not go as told ends the demo with an error. Not here: any knowledge of how the operator works.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from sglpool.sandbox.cluster import Sandbox
+from sglpool.sandbox.errors import SandboxError
+
+POOL = "kimi-k2-6-coder"
+NODES = {"B200": 4, "B300": 2}
+READY_S = 120
+
+
+class Demo:
+    """One run of the demo.
+
+    Args:
+        folder: Where the sandbox lives meanwhile.
+        sample: The pool's manifest.
+        console: Where the story is told.
+    """
+
+    def __init__(self, folder: Path, sample: Path, console: Console) -> None:
+        self._sandbox = Sandbox(folder)
+        self._folder = folder
+        self._sample = sample
+        self._console = console
+
+    def run(self) -> None:
+        """Tell the whole story; whatever happens, nothing is left running.
+
+        Raises:
+            SandboxError: Something did not go as told.
+        """
+        begin = time.monotonic()
+        self._title("A control plane: etcd, API server, controller manager, scheduler, kwok")
+        self._say("Real processes on this machine; only the nodes are fake: 4 with 8 B200 each, 2 with 8 B300 each.")
+        try:
+            self._sandbox.up(NODES, say=lambda line: self._console.print(f"  {line}", style="dim", highlight=False))
+            self._kubectl("get", "nodes", "-L", "nvidia.com/gpu.product")
+            with self._operator():
+                for chapter in (self._create, self._scale, self._refuse, self._infeasible, self._delete):
+                    chapter()
+        finally:
+            self._sandbox.down()
+        self._title(f"Done in {time.monotonic() - begin:.0f} s; nothing is left running")
+
+    def _create(self) -> None:
+        self._title("Apply the sample: Kimi K2.6 on four B200s a replica, two replicas")
+        self._kubectl("apply", "-f", self._relative(self._sample))
+        self._say(
+            "The operator sizes it, writes its StatefulSets, and the scheduler finds nodes. A fake engine 'loads'"
+        )
+        self._say("for a few seconds; a real one takes a quarter of an hour.")
+        self._wait_ready()
+        self._kubectl("get", "sglpool")
+        self._kubectl("get", "statefulsets,pods", "-o", "wide")
+        self._say("Two replicas of 4 GPUs share one 8-GPU node, so that whole nodes stay free for others.")
+
+    def _scale(self) -> None:
+        self._title("Scale it like any workload")
+        self._kubectl("scale", f"sglpool/{POOL}", "--replicas=5")
+        self._wait_ready()
+        self._kubectl("get", "pods", "-o", "wide")
+        self._kubectl("scale", f"sglpool/{POOL}", "--replicas=2")
+        self._wait_ready()
+        self._kubectl("wait", f"sglpool/{POOL}", "--for=jsonpath={.status.replicas}=2", f"--timeout={READY_S}s")
+
+    def _refuse(self) -> None:
+        self._title("A bad change is refused at once, by the API server")
+        self._patch('{"spec":{"tensorParallelSize":3}}', refused=True)
+        self._patch('{"spec":{"kvCache":{"hiCache":{"size":480}}}}', refused=True)
+        self._patch('{"spec":{"engine":{"extraArgs":["--tp-size=8"]}}}', refused=True)
+
+    def _infeasible(self) -> None:
+        self._title("A change that cannot fit is accepted, explained, and not carried out")
+        self._say("bf16 doubles the KV cache of every token: no conversation of full length would fit any more.")
+        before = self._pod_uids()
+        self._patch('{"spec":{"kvCache":{"dtype":"bf16"}}}')
+        self._kubectl("wait", f"sglpool/{POOL}", "--for=condition=Feasible=False", f"--timeout={READY_S}s")
+        message = '-o=jsonpath={.status.conditions[?(@.type=="Feasible")].message}{"\\n"}'
+        self._kubectl("get", f"sglpool/{POOL}", message)
+        self._kubectl("get", "sglpool")
+        if self._pod_uids() != before:
+            raise SandboxError("the infeasible change touched running pods")
+        self._say("Both replicas run on, untouched. Taking the change back makes the pool Ready again:")
+        self._patch('{"spec":{"kvCache":{"dtype":"fp8_e4m3"}}}')
+        self._wait_ready()
+
+    def _delete(self) -> None:
+        self._title("Delete it: nothing stays behind")
+        self._kubectl("delete", "sglpool", POOL)
+        selector = f"sglpool.io/pool={POOL}"
+        kinds = "statefulsets,pods,services,serviceaccounts,configmaps,poddisruptionbudgets"
+        deadline = time.monotonic() + READY_S
+        while self._quiet("get", kinds, "-l", selector, "-o", "name"):
+            if time.monotonic() > deadline:
+                raise SandboxError("objects of the pool are still there")
+            time.sleep(0.2)
+        self._kubectl("get", kinds, "-l", selector)
+
+    @contextmanager
+    def _operator(self) -> Iterator[None]:
+        """Install the CRD and run the operator as a process."""
+        self._title("The operator: the CRD, and one process")
+        crd = subprocess.run([sys.executable, "-m", "sglpool", "crd"], check=True, capture_output=True, text=True)
+        self._console.print("$ sglpool crd | kubectl apply --server-side -f -", style="bold cyan", highlight=False)
+        self._run(["apply", "--server-side", "-f", "-"], text=crd.stdout)
+        self._quiet("wait", "--for=condition=Established", "crd/inferencepools.sglpool.io", "--timeout=30s")
+        self._console.print("$ sglpool operator &", style="bold cyan", highlight=False)
+        log = self._folder / "logs" / "operator.log"
+        with log.open("ab") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "sglpool", "operator", "--bind", "127.0.0.1:0"],
+                env=self._environment(),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            yield
+            if process.poll() is not None:
+                raise SandboxError(f"the operator ended early:\n{log.read_text()[-2000:]}")
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def _wait_ready(self) -> None:
+        self._kubectl("wait", f"sglpool/{POOL}", "--for=condition=Ready", f"--timeout={READY_S}s")
+
+    def _patch(self, patch: str, *, refused: bool = False) -> None:
+        self._kubectl("patch", "sglpool", POOL, "--type=merge", "-p", patch, refused=refused)
+
+    def _pod_uids(self) -> str:
+        return self._quiet("get", "pods", "-o", "jsonpath={.items[*].metadata.uid}")
+
+    def _kubectl(self, *arguments: str, refused: bool = False) -> None:
+        """Show a command, run it, show its output; fail when it fares otherwise than told."""
+        shown = " ".join(_quote(argument) for argument in arguments)
+        self._console.print(f"$ kubectl {shown}", style="bold cyan", highlight=False, markup=False)
+        self._run(list(arguments), refused=refused)
+
+    def _run(self, arguments: list[str], *, text: str | None = None, refused: bool = False) -> None:
+        done = self._execute(arguments, text)
+        output = (done.stdout + done.stderr).rstrip()
+        style = "yellow" if refused else ""
+        self._console.print(output, style=style, highlight=False, markup=False, soft_wrap=True)
+        if (done.returncode != 0) != refused:
+            raise SandboxError(f"`kubectl {' '.join(arguments)}` was {'accepted' if refused else 'refused'}")
+
+    def _quiet(self, *arguments: str) -> str:
+        done = self._execute(list(arguments), None)
+        if done.returncode != 0:
+            raise SandboxError(f"`kubectl {' '.join(arguments)}`: {done.stderr.strip()}")
+        return done.stdout.strip()
+
+    def _execute(self, arguments: list[str], text: str | None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self._sandbox.kubectl, *arguments],
+            env=self._environment(),
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=READY_S + 30,
+            check=False,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, "KUBECONFIG": str(self._sandbox.kubeconfig)}
+
+    @staticmethod
+    def _relative(path: Path) -> str:
+        return os.path.relpath(path)
+
+    def _title(self, text: str) -> None:
+        self._console.print(f"\n[bold]{text}[/bold]", highlight=False)
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+
+def _quote(argument: str) -> str:
+    return f"'{argument}'" if set(argument) & set(' {}[]()"$?*|') else argument
