@@ -177,6 +177,8 @@ class Executor:
 
     async def _orphan(self, pool: Pool, *, name: str, uid: str) -> None:
         await self._kube.delete(STATEFULSETS, namespace=pool.namespace, name=name, uid=uid, propagation="Orphan")
+        # One that was adopted does not carry our labels: no watch will tell that it is gone.
+        self._store.bury(_key(pool), name=name, uid=uid)
 
     async def _find(self, pool: Pool, manifest: Manifest) -> Manifest | None:
         try:

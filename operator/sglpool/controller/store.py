@@ -72,14 +72,19 @@ class Store:
 
     def forget(self, manifest: Manifest) -> None:
         """Forget an object that was deleted."""
-        key, metadata = pool_key(manifest), manifest["metadata"]
+        key = pool_key(manifest)
+        if key is not None:
+            self.bury(key, name=manifest["metadata"]["name"], uid=manifest["metadata"]["uid"])
+
+    def bury(self, key: PoolKey, *, name: str, uid: str) -> None:
+        """Forget an object of a pool, and take no older news of it."""
         self._seq += 1
-        self._buried[metadata["uid"]] = self._seq
-        entries = self._pools.get(key) if key else None
+        self._buried[uid] = self._seq
+        entries = self._pools.get(key)
         for views in (entries.statefulsets, entries.pods) if entries else ():
-            entry = views.get(metadata["name"])
-            if entry is not None and entry.view.uid == metadata["uid"]:
-                del views[metadata["name"]]
+            entry = views.get(name)
+            if entry is not None and entry.view.uid == uid:
+                del views[name]
         self._tidy(key)
 
     def forget_pool(self, key: PoolKey) -> None:

@@ -100,7 +100,8 @@ def _create(pool: Pool, sized: SizedGPU, replicas: int, observed: Observed) -> l
     manifest = statefulset(pool, sized)
     name = manifest["metadata"]["name"]
     config = EnsureChild(manifest=launch_configmap(pool, sized), reason="scripts of the new revision")
-    orphans = [p for p in observed.pods_of(sized.entry.type) if not p.owner_uid and not p.terminating]
+    # Whatever owner they still name, it is gone: created empty, the StatefulSet would adopt and end them.
+    orphans = [p for p in observed.pods_of(sized.entry.type) if not p.terminating]
     if orphans:
         count = max(p.ordinal for p in orphans) + 1
         recreate = RecreateStatefulSet(

@@ -1,0 +1,45 @@
+"""What the tests on a real control plane share: the CRD, and one operator for the session."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.kubectl import Kubectl
+from support.operator_process import OperatorProcess
+from support.pool_on_cluster import ClusterPool, PoolMaker, small_pool
+
+
+@pytest.fixture(scope="session")
+def crd(kubectl: Kubectl) -> None:
+    """The CRD, as `sglpool crd` prints it, established."""
+    text = subprocess.run(
+        [sys.executable, "-m", "sglpool", "crd"], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+    kubectl("apply", "--server-side", "-f", "-", input=text)
+    kubectl("wait", "--for=condition=Established", "crd/inferencepools.sglpool.io", "--timeout=30s")
+
+
+@pytest.fixture(scope="session")
+def operator(crd: None, kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
+    """The operator, running. Tests that stop it start it again."""
+    process = OperatorProcess(kubeconfig, tmp_path_factory.mktemp("operator") / "operator.log")
+    process.start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def make_pool(kubectl: Kubectl, namespace: str, operator: OperatorProcess) -> PoolMaker:
+    """Create small pools in the test's namespace."""
+
+    def make(name: str = "p", **spec: object) -> ClusterPool:
+        pool = ClusterPool(kubectl, namespace, small_pool(name, **spec))
+        pool.apply()
+        return pool
+
+    return make

@@ -1,0 +1,109 @@
+"""A pool on a real cluster, as a user handles it: kubectl in, objects and conditions out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from support.kubectl import Kubectl
+from support.waiting import wait_until
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def small_pool(name: str, **spec: Any) -> dict[str, Any]:
+    """A pool whose pods fit anywhere: one GPU a replica, B200."""
+    return {
+        "apiVersion": "sglpool.io/v1alpha1",
+        "kind": "InferencePool",
+        "metadata": {"name": name},
+        "spec": {
+            "model": {
+                "name": "gpt-oss-120b",
+                "profile": "gpt-oss-120b",
+                "source": {"huggingFace": {"repo": "openai/gpt-oss-120b", "revision": COMMIT}},
+            },
+            "tensorParallelSize": 1,
+            "kvCache": {"dtype": "bf16"},
+            "gpus": [{"type": "B200"}],
+            "template": {"annotations": {"sandbox.sglpool.io/load-delay": "1s"}},
+            **({"replicas": 1} if "autoscaling" not in spec else {}),
+            **spec,
+        },
+    }
+
+
+@dataclass
+class ClusterPool:
+    """One pool in one namespace."""
+
+    kubectl: Kubectl
+    namespace: str
+    manifest: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest["metadata"]["name"])
+
+    def apply(self, **spec: Any) -> None:
+        """Apply the pool, with fields of spec replaced; None removes one."""
+        for key, value in spec.items():
+            if value is None:
+                self.manifest["spec"].pop(key, None)
+            else:
+                self.manifest["spec"][key] = value
+        self.kubectl("apply", "-n", self.namespace, "-f", "-", input=json.dumps(self.manifest))
+
+    def get(self) -> dict[str, Any]:
+        return self.kubectl.json("get", "sglpool", self.name, "-n", self.namespace)
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        conditions = (self.get().get("status") or {}).get("conditions") or []
+        return next((c for c in conditions if c["type"] == kind), {})
+
+    def wait_for(self, kind: str, *, reason: str, timeout_s: float = 60) -> dict[str, Any]:
+        """Wait until a condition of the current generation has a reason; return the condition."""
+
+        def holds() -> dict[str, Any] | None:
+            pool = self.get()
+            found = next((c for c in (pool.get("status") or {}).get("conditions") or [] if c["type"] == kind), {})
+            current = found.get("observedGeneration") == pool["metadata"]["generation"]
+            return found if current and found.get("reason") == reason else None
+
+        def describe() -> str:
+            return f"{kind} of pool {self.name} is {reason}; it is {json.dumps(self.get().get('status'), indent=1)}"
+
+        found = wait_until(holds, timeout_s=timeout_s, describe=describe, interval_s=0.2)
+        assert found is not None
+        return found
+
+    def wait_ready(self, timeout_s: float = 60) -> None:
+        self.wait_for("Ready", reason="AllReplicasReady", timeout_s=timeout_s)
+
+    def statefulset(self, gpu_type: str = "b200") -> dict[str, Any]:
+        return self.kubectl.json("get", "statefulset", f"{self.name}-{gpu_type}", "-n", self.namespace)
+
+    def pods(self) -> dict[str, dict[str, Any]]:
+        """Pods of the pool by name."""
+        items = self.kubectl.json("get", "pods", "-n", self.namespace, "-l", f"sglpool.io/pool={self.name}")["items"]
+        return {pod["metadata"]["name"]: pod for pod in items}
+
+    def revisions(self) -> dict[str, str]:
+        """Revision of each pod by name."""
+        return {name: pod["metadata"]["labels"]["controller-revision-hash"] for name, pod in self.pods().items()}
+
+    def versions(self) -> dict[str, str]:
+        """resourceVersion of every object of the pool, to see that nothing was written."""
+        kinds = "statefulsets,services,serviceaccounts,poddisruptionbudgets,configmaps,controllerrevisions"
+        items = self.kubectl.json("get", kinds, "-n", self.namespace, "-l", f"sglpool.io/pool={self.name}")["items"]
+        return {f"{i['kind']}/{i['metadata']['name']}": i["metadata"]["resourceVersion"] for i in items}
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
+
+
+PoolMaker = Callable[..., ClusterPool]
+"""Creates a small pool, with fields of spec replaced."""
