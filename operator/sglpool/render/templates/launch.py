@@ -155,10 +155,12 @@ class Launcher:
         hung = engine.marker(self.config, "killing").exists()
         self.drain_s = self.config["hung_drain_s" if hung else "drain_s"]
         self.stopping_since = time.monotonic()
-        engine.write_file(engine.marker(self.config, "draining"), f"{time.time():.0f}\n")
         engine.log(f"SIGTERM: the server may finish its requests for {self.drain_s:g} s.")
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.server_pid, signal.SIGTERM)
+        # For a stop without preStop; a full run folder must not cut the requests short.
+        with contextlib.suppress(OSError):
+            engine.write_file(engine.marker(self.config, "draining"), f"{time.time():.0f}\n")
 
     def cut(self) -> int:
         """The drain time is over: say what is lost, then kill."""
