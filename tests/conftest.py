@@ -27,6 +27,11 @@ from support.waiting import wait_until
 NODES = {"B200": 4, "B300": 2}
 
 
+def pytest_sessionstart() -> None:
+    """A terminated run takes its processes along, as an interrupted one does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Have the binaries before the first test: a build takes longer than a test may."""
     if session.config.option.collectonly or not any(_needs_binaries(item) for item in session.items):
@@ -47,8 +52,6 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if os.environ.get("SGLPOOL_TEST_KUBECONFIG"):
         yield Path(os.environ["KUBECONFIG"])
         return
-    # A terminated run must take its processes along, as an interrupted one does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sandbox = Sandbox(tmp_path_factory.mktemp("cluster") / "sandbox")
     sandbox.up(NODES)
     yield sandbox.kubeconfig

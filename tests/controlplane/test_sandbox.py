@@ -106,9 +106,9 @@ def pods(sandbox: Sandbox, request: pytest.FixtureRequest) -> Iterator[Pods]:
     pods = Pods(sandbox, name)
     yield pods
     # Pods first: the namespace controller itself waits five seconds before it begins.
-    kubectl("delete", "statefulsets,pods", "--all", "--wait=false", "-n", name)
+    kubectl("delete", "statefulsets", "--all", "--cascade=orphan", "-n", name)
+    kubectl("delete", "pods", "--all", "--force", "--grace-period=0", "-n", name)
     kubectl("delete", "namespace", name, "--wait=false")
-    wait_until(lambda: not pods.all(), timeout_s=30, describe="the pods of the test are gone")
 
 
 def test_the_versions_are_the_pinned_ones_and_the_server_agrees(sandbox: Sandbox) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.waiting import wait_until
 
 from sglpool.sandbox import binaries
 from sglpool.sandbox.apiserver import ApiServer
@@ -20,6 +19,7 @@ from sglpool.sandbox.cluster import stage_documents
 from sglpool.sandbox.controlplane import free_ports, kwok
 from sglpool.sandbox.nodes import add_node, cordon_node, node_names, node_states
 from sglpool.sandbox.processes import ProcessTable
+from support.waiting import wait_until
 
 NODES = {"B200": 4, "B300": 2, "CPU": 1}
 

@@ -6,6 +6,10 @@ import hashlib
 import http.server
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
 import tarfile
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -23,6 +27,7 @@ from sglpool.sandbox.errors import SandboxError, SourceUnavailable
 from sglpool.sandbox.gobuild import GoBuild
 from sglpool.sandbox.versions import Release
 from sglpool.sandbox.wheel import ToolsWheel
+from support.waiting import wait_until
 
 CONTENT = bytes(range(256)) * 4096
 
@@ -54,6 +59,14 @@ def executable(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)
+
+
+def running(pid: str) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
 
 
 class ReleaseServer(http.server.ThreadingHTTPServer):
@@ -302,6 +315,26 @@ class TestOtherSources:
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         with pytest.raises(SandboxError, match=r"(?s)kwok: .* failed:.*disk is full"):
             GoBuild(work=tmp_path).provide(["kwok"], into=tmp_path / "bin", say=quiet)
+
+    def test_an_interrupt_ends_the_build_with_everything_it_started(self, tmp_path: Path) -> None:
+        script = f"""#!/bin/sh
+            [ $1 = env ] && {{ echo go1.26.8; exit; }}
+            sleep 600 & echo $$ $! > {tmp_path}/started.new
+            mv {tmp_path}/started.new {tmp_path}/started
+            wait"""
+        executable(tmp_path / "go", script)
+        code = f"""if True:
+            from pathlib import Path
+            from sglpool.sandbox.gobuild import GoBuild
+            GoBuild(work=Path({str(tmp_path)!r})).provide(["kwok"], into=Path("unused"), say=print)"""
+        environment = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+        command = [sys.executable, "-c", code]
+        with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as build:
+            wait_until((tmp_path / "started").exists, timeout_s=20, describe="the compiler runs")
+            build.send_signal(signal.SIGINT)
+        pids = (tmp_path / "started").read_text().split()
+        # A killed grandchild is reaped by init, a moment later.
+        wait_until(lambda: not any(map(running, pids)), timeout_s=10, describe=f"{pids} are gone")
 
     def test_sources_leave_programs_alone_that_they_do_not_know(self, tmp_path: Path) -> None:
         ToolsWheel(work=tmp_path).provide(["etcd"], into=tmp_path / "bin", say=quiet)

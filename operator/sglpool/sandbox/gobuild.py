@@ -118,7 +118,7 @@ def _run(
 ) -> None:
     """Run a Go command, report its progress, and end it with us when we are interrupted."""
     started = reported = time.monotonic()
-    say(f"{what}: building from source, about 8 minutes on 2 cores the first time")
+    say(f"{what}: building from source; the first time takes minutes, and may be interrupted")
     compiled = 0
     last: list[str] = []
     with subprocess.Popen(
