@@ -38,8 +38,8 @@ def headless_service(pool: Pool) -> Manifest:
         "kind": "Service",
         "metadata": _metadata(pool),
         "spec": {
+            # No publishNotReadyAddresses: the API server drops its false, and the child would look changed by hand.
             "clusterIP": "None",
-            "publishNotReadyAddresses": False,
             "selector": _every_engine(pool),
             "ports": [
                 {
