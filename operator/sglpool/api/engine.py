@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from sglpool.api.base import DurationS, Model, Name, Rule, SecretKey, Text, count_set, duration
-from sglpool.api.flags import MANAGED_FLAGS, managed_arguments
+from sglpool.api.flags import MANAGED_FLAGS, managed_arguments, managed_flag
 
 DEFAULT_ENGINE_IMAGE = "lmsysorg/sglang:v0.5.23"
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -58,7 +58,8 @@ EngineArgument = Annotated[
         json_schema_extra={
             "x-kubernetes-validations": [
                 {
-                    "rule": f"!(self.split('=')[0] in {sorted(MANAGED_FLAGS)})",
+                    "rule": "!self.startsWith('--') || "
+                    f"!{sorted(MANAGED_FLAGS)}.exists(flag, flag.startsWith(self.split('=')[0]))",
                     "message": "engine.extraArgs names a flag that sglpool writes itself: remove it, and use the "
                     "field of spec that sets it",
                     "messageExpression": "'engine.extraArgs: ' + self.split('=')[0] + ' is written by sglpool itself: "
@@ -91,8 +92,8 @@ class Engine(Model):
     )
     startup_timeout: DurationS = duration(
         "60m",
-        "Longest time from the start of a replica's container until it is warm, a Go duration. After it the replica is "
-        "restarted. Changing it restarts nothing.",
+        "Longest time from the start of a replica's container until its server answers, a Go duration; the warm-up has "
+        "30 minutes of its own. After it the replica is restarted. Changing it restarts nothing.",
     )
     warmup: Warmup = Field(default=Warmup(), description="What a replica answers before it is ready.")
     max_running_requests: Annotated[int, Field(ge=1, le=4096)] | None = Field(
@@ -122,7 +123,7 @@ class Engine(Model):
             check=lambda self: not managed_arguments(self.extra_args),
             field_path=".extraArgs",
             explain=lambda self: "; ".join(
-                f"{flag} is written by sglpool ({MANAGED_FLAGS[flag]} sets it): remove it here"
+                f"{flag} is written by sglpool ({MANAGED_FLAGS[managed_flag(flag) or flag]} sets it): remove it here"
                 for flag in managed_arguments(self.extra_args)
             ),
         ),

@@ -26,6 +26,7 @@ MANAGED_FLAGS: dict[str, str] = {
     "--nnodes": "sglpool itself, a replica is one node",
     "--node-rank": "sglpool itself, a replica is one node",
     "--dist-init-addr": "sglpool itself, a replica is one node",
+    "--nccl-init-addr": "sglpool itself, a replica is one node",
     "--base-gpu-id": "sglpool itself",
     "--kv-cache-dtype": "spec.kvCache.dtype",
     "--mem-fraction-static": "spec.gpus[].memFractionStaticPercent",
@@ -68,5 +69,17 @@ def flag_of(argument: str) -> str:
 
 
 def managed_arguments(arguments: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the user's extra arguments that sglpool writes itself."""
-    return tuple(flag for flag in map(flag_of, arguments) if flag in MANAGED_FLAGS)
+    """Those of the user's extra arguments that sglpool writes itself.
+
+    SGLang takes any unambiguous beginning of a flag for the flag, so `--max-run` counts as `--max-running-requests`.
+    """
+    return tuple(flag for flag in map(flag_of, arguments) if managed_flag(flag) is not None)
+
+
+def managed_flag(flag: str) -> str | None:
+    """The managed flag that an argument names or abbreviates, None if it is not one."""
+    if flag in MANAGED_FLAGS:
+        return flag
+    if not flag.startswith("--") or flag == "--":
+        return None
+    return next((known for known in MANAGED_FLAGS if known.startswith(flag)), None)

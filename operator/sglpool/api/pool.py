@@ -204,6 +204,11 @@ class Router(Model):
     resources: Resources = Field(default=Resources(), description="CPU and memory of a router pod.")
 
 
+def _has_draft_cache(spec: "InferencePoolSpec") -> bool:
+    draft = spec.speculative.draft_model if spec.speculative else None
+    return draft is not None and draft.source.cache is not None
+
+
 class InferencePoolSpec(Model):
     """What a user asks for."""
 
@@ -238,6 +243,14 @@ class InferencePoolSpec(Model):
             message="spec.replicas cannot be set while spec.autoscaling is: the autoscaler decides the size. Change "
             "autoscaling.minReplicas and maxReplicas, or remove autoscaling",
             check=lambda self: count_set(self.replicas, self.autoscaling) < 2,
+        ),
+        Rule(
+            cel="!has(self.model.source.cache) || !has(self.speculative) || !has(self.speculative.draftModel) || "
+            "!has(self.speculative.draftModel.source.cache)",
+            message="a pod has one cache: remove speculative.draftModel.source.cache, the draft uses "
+            "model.source.cache",
+            check=lambda self: self.model.source.cache is None or not _has_draft_cache(self),
+            field_path=".speculative",
         ),
         Rule(
             cel="!has(self.replicas) || self.gpus.exists(g, !has(g.maxReplicas)) || "

@@ -10,24 +10,38 @@ from decimal import Decimal
 QUANTITY_PATTERN = r"^[0-9]{1,18}(\.[0-9]{1,3})?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 DURATION_PATTERN = r"^([0-9]{1,6}h)?([0-9]{1,6}m)?([0-9]{1,6}s)?$"
 
+_QUANTITY = re.compile(r"([+-]?\d+(?:\.\d*)?|[+-]?\.\d+)(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?\d{1,3}))?")
 _SUFFIXES = {
-    "": 1,
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "P": 10**15,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-    "Pi": 2**50,
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
+    "k": Decimal(10**3),
+    "M": Decimal(10**6),
+    "G": Decimal(10**9),
+    "T": Decimal(10**12),
+    "P": Decimal(10**15),
+    "E": Decimal(10**18),
+    "Ki": Decimal(2**10),
+    "Mi": Decimal(2**20),
+    "Gi": Decimal(2**30),
+    "Ti": Decimal(2**40),
+    "Pi": Decimal(2**50),
+    "Ei": Decimal(2**60),
 }
-_QUANTITY = re.compile(r"^([0-9]{1,18}(?:\.[0-9]{1,3})?)(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$")
 _DURATION = re.compile(r"^(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?$")
 
 GIB = 2**30
 GB = 10**9
+
+
+def amount(value: str | int) -> Decimal | None:
+    """The plain number of any Kubernetes quantity, or None for a text that is none."""
+    match = _QUANTITY.fullmatch(str(value).strip())
+    if match is None:
+        return None
+    number, suffix, exponent = match.groups()
+    scale = _SUFFIXES[suffix] if suffix else Decimal(10) ** int(exponent or 0)
+    return Decimal(number) * scale
 
 
 def parse_bytes(value: str | int) -> int:
@@ -36,13 +50,10 @@ def parse_bytes(value: str | int) -> int:
     Raises:
         ValueError: The text is not a quantity.
     """
-    if isinstance(value, int):
-        return value
-    match = _QUANTITY.match(value.strip())
-    if match is None:
+    number = amount(value)
+    if number is None:
         raise ValueError(f"{value!r} is not a quantity of bytes: write for example 480G or 512Gi")
-    number, suffix = match.groups()
-    return int(Decimal(number) * _SUFFIXES[suffix or ""])
+    return int(number)
 
 
 def parse_duration_s(value: str) -> int:

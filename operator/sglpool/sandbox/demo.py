@@ -64,7 +64,7 @@ class Demo:
         self._say(
             "The operator sizes it, writes its StatefulSets, and the scheduler finds nodes. A fake engine 'loads'"
         )
-        self._say("for a few seconds; a real one takes a quarter of an hour.")
+        self._say("'loads' for a few seconds; a real one takes a quarter of an hour.")
         self._wait_ready()
         self._kubectl("get", "sglpool")
         self._kubectl("get", "statefulsets,pods", "-o", "wide")
