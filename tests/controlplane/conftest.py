@@ -12,6 +12,7 @@ import pytest
 from support.kubectl import Kubectl
 from support.operator_process import OperatorProcess
 from support.pool_on_cluster import ClusterPool, PoolMaker, small_pool
+from support.waiting import wait_until
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +22,10 @@ def crd(kubectl: Kubectl) -> None:
         [sys.executable, "-m", "sglpool", "crd"], check=True, capture_output=True, text=True, timeout=60
     ).stdout
     kubectl("apply", "--server-side", "-f", "-", input=text)
-    kubectl("wait", "--for=condition=Established", "crd/inferencepools.sglpool.io", "--timeout=30s")
+    # Not `kubectl wait`: it fails on a CRD that has no condition at all yet.
+    wait_until(
+        lambda: kubectl.run("get", "sglpool").returncode == 0, timeout_s=30, describe="InferencePools are served"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -83,7 +83,8 @@ class ClusterPool:
         self.wait_for("Ready", reason="AllReplicasReady", timeout_s=timeout_s)
 
     def statefulset(self, gpu_type: str = "b200") -> dict[str, Any]:
-        return self.kubectl.json("get", "statefulset", f"{self.name}-{gpu_type}", "-n", self.namespace)
+        name = f"{self.name}-{gpu_type}"
+        return self.kubectl.json("get", "statefulset", name, "-n", self.namespace, "--show-managed-fields")
 
     def pods(self) -> dict[str, dict[str, Any]]:
         """Pods of the pool by name."""

@@ -12,7 +12,7 @@ from sglpool.api import names
 from sglpool.api.base import Manifest
 from sglpool.api.pool import Pool
 from sglpool.controller.store import PoolKey, Store
-from sglpool.kube import Forbidden, Invalid, KubeError, KubePort, NotFound, resource_for
+from sglpool.kube import Conflict, Forbidden, Invalid, KubeError, KubePort, NotFound, resource_for
 from sglpool.kube.resources import CONTROLLER_REVISIONS, PODS, STATEFULSETS
 from sglpool.plan import (
     AdoptStatefulSet,
@@ -48,7 +48,7 @@ class NameConflict(Exception):
 
 
 class LookAgain(Exception):
-    """Something exists that the store did not know: plan again with it."""
+    """What the plan rests on is out of date: plan again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +99,7 @@ class Executor:
             case RecreateStatefulSet():
                 await self._recreate(pool, step)
             case ApplyTemplate(manifest=manifest):
-                applied = await self._kube.apply(manifest, field_manager=names.MANAGER_TEMPLATE)
-                self._store.put_statefulset(applied)
+                await self._apply_to_known(pool, manifest, names.MANAGER_TEMPLATE)
             case Scale():
                 await self._scale(pool, step)
             case EnsureChild(manifest=manifest):
@@ -110,25 +109,20 @@ class Executor:
                 await self._adopt(pool, step)
             case OrphanStatefulSet(name=name, uid=uid):
                 await self._orphan(pool, name=name, uid=uid)
-            case DeleteObject(kind=kind, name=name, uid=uid):
-                await self._kube.delete(_KINDS[kind], namespace=pool.namespace, name=name, uid=uid)
+            case DeleteObject():
+                if not await self._delete(pool, step):
+                    return ""
         return _phrase(step)
 
     async def _create(self, pool: Pool, step: CreateStatefulSet) -> None:
         """Create with zero replicas, unless it is there after all: applying a zero to it would end every replica."""
-        existing = await self._find(pool, step.manifest)
-        if existing is not None:
-            if not is_owned(existing, pool) and not _adoptable(existing):
-                raise NameConflict({"kind": "StatefulSet", **existing})
-            self._store.put_statefulset(existing, _key(pool))
-            raise LookAgain
+        await self._must_be_free(pool, step.manifest)
         manifest = {**step.manifest, "spec": {**step.manifest["spec"], "replicas": 0}}
         self._store.put_statefulset(await self._kube.apply(manifest, field_manager=names.MANAGER_TEMPLATE))
 
     async def _recreate(self, pool: Pool, step: RecreateStatefulSet) -> None:
         """Create around orphans: with their number and a partition that holds them, from the first moment."""
-        if await self._find(pool, step.manifest) is not None:
-            raise LookAgain
+        await self._must_be_free(pool, step.manifest)
         revisions = await self._kube.list(
             CONTROLLER_REVISIONS,
             namespace=pool.namespace,
@@ -144,15 +138,47 @@ class Executor:
         manifest = scale_manifest(
             name=step.name, namespace=pool.namespace, replicas=step.replicas, partition=step.partition
         )
-        applied = await self._kube.apply(manifest, field_manager=names.MANAGER_SCALE)
+        await self._apply_to_known(pool, manifest, names.MANAGER_SCALE)
+
+    async def _apply_to_known(self, pool: Pool, manifest: Manifest, manager: str) -> None:
+        """Apply to the StatefulSet that was planned for, by its uid.
+
+        Without the uid, an apply to one that was deleted meanwhile would create it, with the API's default of one
+        replica.
+        """
+        uid = self._store.statefulset_uid(_key(pool), manifest["metadata"]["name"])
+        if uid is None:
+            raise LookAgain
+        pinned = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
+        try:
+            applied = await self._kube.apply(pinned, field_manager=manager)
+        except Invalid as error:
+            if "metadata.uid" in error.message:  # another one has its name by now
+                raise LookAgain from error
+            raise
         self._store.put_statefulset(applied, _key(pool))
+
+    async def _must_be_free(self, pool: Pool, manifest: Manifest) -> None:
+        """Refuse to create a StatefulSet over one that exists, which may be news, a stranger, or on its way out."""
+        existing = await self._find(pool, manifest)
+        if existing is not None:
+            _refuse_stranger(existing, manifest, pool)
+            self._store.put_statefulset(existing, _key(pool))
+            raise LookAgain
+
+    async def _delete(self, pool: Pool, step: DeleteObject) -> bool:
+        """Delete that incarnation; False if it is gone already."""
+        try:
+            return await self._kube.delete(_KINDS[step.kind], namespace=pool.namespace, name=step.name, uid=step.uid)
+        except Conflict:
+            return False
 
     async def _ensure_child(self, pool: Pool, manifest: Manifest) -> bool:
         """Apply a child if it is missing or differs; never take one that is somebody else's."""
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         existing = await self._find(pool, manifest)
-        if existing is not None and not is_owned(existing, pool) and not _adoptable(existing):
-            raise NameConflict({"kind": kind, **existing})
+        if existing is not None:
+            _refuse_stranger(existing, manifest, pool)
         changed = existing is None or not contains(existing, manifest)
         if changed:
             await self._kube.apply(manifest, field_manager=names.MANAGER_TEMPLATE)
@@ -193,10 +219,21 @@ def _key(pool: Pool) -> PoolKey:
     return pool.namespace, pool.name
 
 
-def _adoptable(manifest: Manifest) -> bool:
-    metadata = manifest["metadata"]
-    foreign = any(owner.get("controller") for owner in metadata.get("ownerReferences") or ())
-    return not foreign and (metadata.get("annotations") or {}).get(names.ANNOTATION_ADOPT) == "true"
+def _refuse_stranger(existing: Manifest, wanted: Manifest, pool: Pool) -> None:
+    """Let only the pool's own objects pass, and those that the user handed over.
+
+    Raises:
+        NameConflict: It is somebody else's.
+        LookAgain: It belongs to a former pool of this name, and will be collected.
+    """
+    if is_owned(existing, pool):
+        return
+    metadata = existing["metadata"]
+    owner = next((o for o in metadata.get("ownerReferences") or () if o.get("controller")), None)
+    if owner and (owner["kind"], owner["name"]) == (names.KIND, pool.name):
+        raise LookAgain
+    if owner or (metadata.get("annotations") or {}).get(names.ANNOTATION_ADOPT) != "true":
+        raise NameConflict({"kind": wanted["kind"], **existing})
 
 
 def _outcome(changes: Sequence[str], failures: Sequence[BaseException]) -> Outcome:
@@ -208,7 +245,9 @@ def _outcome(changes: Sequence[str], failures: Sequence[BaseException]) -> Outco
         match failure:
             case NameConflict():
                 blockers.append(Blocker("NameConflict", str(failure)))
-            case Forbidden() if not failure.namespace_terminating:
+            case Forbidden() if failure.namespace_terminating:
+                pass  # everything here goes away, the pool too
+            case Forbidden():
                 blockers.append(Blocker("Forbidden", str(failure)))
             case Invalid():
                 blockers.append(Blocker("InvalidSpec", str(failure)))

@@ -6,6 +6,7 @@ Level-triggered and idempotent: it may run at any time, any number of times. Not
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -139,19 +140,21 @@ class Reconciler:
             return []
         removed = {field: None for field in pool.status.keys() - status.keys() - _OTHERS_FIELDS}
         await self._kube.patch_status(POOLS, namespace=pool.namespace, name=pool.name, status={**status, **removed})
-        before = {c["type"]: c.get("reason") for c in pool.status.get("conditions") or ()}
-        for condition in status["conditions"]:
-            if condition["type"] == "Ready" and condition["reason"] != before.get("Ready"):
-                warn = condition["reason"] not in _CALM
-                self._events.record(
-                    manifest,
-                    reason=condition["reason"],
-                    message=condition["message"],
-                    action="Reconcile",
-                    event_type="Warning" if warn else "Normal",
-                )
-                return [f"Ready={condition['status']} {condition['reason']}"]
-        return ["status"]
+        before = _ready(pool.status).get("reason", "Pending")
+        ready = _ready(status)
+        if ready["reason"] == before:
+            return ["status"]
+        warn = ready["reason"] not in _CALM
+        # That a new pool starts as asked is no news: an Event for each would be one write in seven of a large burst.
+        if warn or before != "Pending":
+            self._events.record(
+                manifest,
+                reason=ready["reason"],
+                message=ready["message"],
+                action="Reconcile",
+                event_type="Warning" if warn else "Normal",
+            )
+        return [f"Ready={ready['status']} {ready['reason']}"]
 
     def _forget(self, key: PoolKey) -> None:
         self._refusals.forget(key)
@@ -164,6 +167,10 @@ _OTHERS_FIELDS = frozenset({"load"})
 
 _CALM = frozenset({"Pending", "AllReplicasReady", "Parked", "ReplicasStarting", "RollingOut"})
 """Reasons of condition Ready that need nobody's attention."""
+
+
+def _ready(status: Mapping[str, Any]) -> Manifest:
+    return next((c for c in status.get("conditions") or () if c["type"] == "Ready"), {})
 
 
 def _next_look(

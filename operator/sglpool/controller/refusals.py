@@ -28,24 +28,31 @@ class RefusalReader:
         self._kube = kube
         self._clock = clock
         self._missing_since: dict[PoolKey, float] = {}
+        self._known: dict[PoolKey, dict[str, Refusal]] = {}
+
+    def known(self, key: PoolKey) -> dict[str, Refusal]:
+        """Refusals of a pool as read last; empty while no pods are missing."""
+        return self._known.get(key, {})
 
     async def read(self, pool: Pool, observed: Observed) -> tuple[dict[str, Refusal], float | None]:
         """Refusals by StatefulSet, and when to look again in seconds if pods are missing."""
         key = (pool.namespace, pool.name)
         missing = [s for s in observed.statefulsets if s.owner_uid == pool.uid and _misses_pods(s, observed)]
         if not missing:
-            self._missing_since.pop(key, None)
+            self.forget(key)
             return {}, None
         now = self._clock()
         since = self._missing_since.setdefault(key, now)
         if now - since < PATIENCE_S:
             return {}, PATIENCE_S - (now - since) + 0.1
         found = {s.name: refusal for s in missing if (refusal := await self._refusal(pool, s)) is not None}
+        self._known[key] = found
         return found, 2 * PATIENCE_S
 
     def forget(self, key: PoolKey) -> None:
-        """Forget a pool that is gone."""
+        """Forget a pool that misses nothing or is gone."""
         self._missing_since.pop(key, None)
+        self._known.pop(key, None)
 
     async def _refusal(self, pool: Pool, statefulset: ObservedStatefulSet) -> Refusal | None:
         selector = f"involvedObject.uid={statefulset.uid},reason=FailedCreate"

@@ -120,10 +120,9 @@ class Store:
 
     def replace_children(self, children: dict[PoolKey, set[tuple[str, str]]]) -> None:
         """Take over which shared children exist, by pool, as kind and name."""
-        for key, entries in self._pools.items():
-            entries.children = frozenset(children.pop(key, ()))
-        for key, rest in children.items():
-            self._entries(key).children = frozenset(rest)
+        for key in {*self._pools, *children}:
+            self._entries(key).children = frozenset(children.get(key, ()))
+            self._tidy(key)
 
     def add_child(self, key: PoolKey, kind: str, name: str) -> None:
         """Remember that a shared child was applied."""
@@ -133,6 +132,12 @@ class Store:
     def keys(self) -> list[PoolKey]:
         """Pools that have children."""
         return [*self._pools]
+
+    def statefulset_uid(self, key: PoolKey, name: str) -> str | None:
+        """The uid of the StatefulSet of that name, None if there is none."""
+        entries = self._pools.get(key)
+        entry = entries.statefulsets.get(name) if entries else None
+        return entry.view.uid if entry else None
 
     def observed(self, key: PoolKey, refusals: dict[str, Refusal]) -> Observed:
         """Everything known of one pool's children."""
@@ -153,9 +158,8 @@ class Store:
         metadata = manifest["metadata"]
         name, version = metadata["name"], int(metadata["resourceVersion"])
         before = views.get(name)
-        if before is not None and before.view.uid == metadata["uid"] and before.version >= version:
-            return False
-        if metadata["uid"] in self._buried:
+        # Versions count on over incarnations: late news of a former object of this name is old news.
+        if (before is not None and before.version >= version) or metadata["uid"] in self._buried:
             return False
         view = view_of(manifest)
         self._seq += 1

@@ -98,7 +98,7 @@ class ObservedPod:
         revision: Its controller-revision-hash label.
         ready: Whether condition Ready is True and it is not going away.
         terminating: Whether a deletion timestamp is set.
-        created_s: Unix time of creation.
+        unready_since_s: Unix time since which it is not ready: its start on a node, or when it stopped being ready.
         node: Its node, empty while unscheduled.
         unschedulable: The scheduler's words, empty when scheduled or not looked at yet.
         waiting: Reason and message of the first container that waits for something other than its turn.
@@ -115,7 +115,7 @@ class ObservedPod:
     revision: str
     ready: bool
     terminating: bool
-    created_s: float
+    unready_since_s: float
     node: str
     unschedulable: str
     waiting: tuple[str, str]
@@ -142,7 +142,7 @@ class ObservedPod:
             revision=labels.get("controller-revision-hash", ""),
             ready=(conditions.get("Ready") or {}).get("status") == "True" and not terminating,
             terminating=terminating,
-            created_s=_unix_s(metadata.get("creationTimestamp")),
+            unready_since_s=_unready_since_s(metadata, conditions),
             node=spec.get("nodeName") or "",
             unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
             waiting=_waiting(containers),
@@ -197,6 +197,12 @@ class Observed:
 def _controller_uid(metadata: Manifest) -> str:
     owners = metadata.get("ownerReferences") or ()
     return next((owner["uid"] for owner in owners if owner.get("controller")), "")
+
+
+def _unready_since_s(metadata: Manifest, conditions: Mapping[str, Manifest]) -> float:
+    """The newest of creation, scheduling and the last change of Ready: waiting for a node is not starting."""
+    changes = [(conditions.get(kind) or {}).get("lastTransitionTime") for kind in ("PodScheduled", "Ready")]
+    return max(_unix_s(timestamp) for timestamp in (metadata.get("creationTimestamp"), *changes))
 
 
 def _unix_s(timestamp: str | None) -> float:

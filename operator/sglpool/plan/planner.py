@@ -13,7 +13,7 @@ from sglpool.api.pool import Pool
 from sglpool.plan.children import expected_children
 from sglpool.plan.observed import Observed, ObservedStatefulSet
 from sglpool.plan.replicas import desired_replicas
-from sglpool.plan.rollout import next_partition, stuck_pods
+from sglpool.plan.rollout import next_partition, pods_to_replace
 from sglpool.plan.steps import (
     AdoptStatefulSet,
     ApplyTemplate,
@@ -51,12 +51,12 @@ class Plan:
 def make_plan(pool: Pool, sized: Sequence[SizedGPU], observed: Observed) -> Plan:
     """Decide the steps that bring a pool closer to its spec.
 
-    A pool of which any GPU type is infeasible or unknown keeps its templates as they are: nothing is created and
-    nothing is rolled out, while sizes of what runs still follow the spec.
+    A pool of which any GPU type is infeasible or unknown keeps what runs as it is: nothing is created, rolled out
+    or removed, and replicas move between GPU types only as far as a changed total asks for it.
     """
     current = {s.gpu_type: s.replicas for s in observed.statefulsets if s.owner_uid == pool.uid}
-    desired = desired_replicas(pool.spec, current)
     may_render = all(s.feasible for s in sized)
+    desired = desired_replicas(pool.spec, current, frozen=not may_render)
     stages: list[list[Step]] = []
     for one in sized:
         own = _plan_type(pool, one, desired[one.entry.type], observed, may_render=may_render)
@@ -64,7 +64,10 @@ def make_plan(pool: Pool, sized: Sequence[SizedGPU], observed: Observed) -> Plan
             if index == len(stages):
                 stages.append([])
             stages[index].extend(stage)
-    first = [*_removed_types(pool, observed), *(_children(pool, observed) if may_render else ())]
+    first = [
+        *(_removed_types(pool, observed) if may_render else ()),
+        *(_children(pool, observed) if may_render or current else ()),
+    ]
     if first:
         stages = [[*(stages[0] if stages else []), *first], *stages[1:]]
     return Plan(stages=tuple(tuple(stage) for stage in stages if stage), desired=desired)
@@ -77,7 +80,7 @@ def _plan_type(pool: Pool, sized: SizedGPU, replicas: int, observed: Observed, *
     if current is None:
         return _create(pool, sized, replicas, observed) if may_render else []
     if current.owner_uid != pool.uid:
-        return _adopt(pool, sized, current) if may_render and current.adoptable else []
+        return _take_over(pool, sized, current, replicas) if may_render else []
     if may_render and template_outdated(pool, sized, current):
         return _change_template(pool, sized, current, replicas)
     return _settle(pool, current, replicas, observed)
@@ -100,12 +103,15 @@ def _create(pool: Pool, sized: SizedGPU, replicas: int, observed: Observed) -> l
     manifest = statefulset(pool, sized)
     name = manifest["metadata"]["name"]
     config = EnsureChild(manifest=launch_configmap(pool, sized), reason="scripts of the new revision")
-    # Whatever owner they still name, it is gone: created empty, the StatefulSet would adopt and end them.
-    orphans = [p for p in observed.pods_of(sized.entry.type) if not p.terminating]
-    if orphans:
-        count = max(p.ordinal for p in orphans) + 1
+    left = [p for p in observed.pods_of(sized.entry.type) if p.name == f"{name}-{p.ordinal}" and not p.terminating]
+    if any(p.owner_uid for p in left):
+        # Their StatefulSet is gone, so these are about to be orphaned or collected, and events will tell which.
+        # Created now and empty, the new one would adopt the orphans and end them.
+        return []
+    if left:
+        count = max(p.ordinal for p in left) + 1
         recreate = RecreateStatefulSet(
-            manifest=manifest, replicas=count, revision=common_revision(orphans), reason="its pods have lost it"
+            manifest=manifest, replicas=count, revision=common_revision(left), reason="its pods have lost it"
         )
         return [[recreate, config], [Scale(name=name, replicas=count, partition=count, reason="hold every pod")]]
     stages: list[list[Step]] = [
@@ -114,6 +120,14 @@ def _create(pool: Pool, sized: SizedGPU, replicas: int, observed: Observed) -> l
     if replicas:
         stages.append([Scale(name=name, replicas=replicas, partition=0, reason="first size")])
     return stages
+
+
+def _take_over(pool: Pool, sized: SizedGPU, current: ObservedStatefulSet, replicas: int) -> list[list[Step]]:
+    """Adopt somebody else's StatefulSet if the user said so; else let the attempt to create ours find it."""
+    if current.adoptable and not current.owner_uid:
+        return _adopt(pool, sized, current)
+    manifest = statefulset(pool, sized)
+    return [[CreateStatefulSet(manifest=manifest, replicas=replicas, reason="the name is taken")]]
 
 
 def _adopt(pool: Pool, sized: SizedGPU, current: ObservedStatefulSet) -> list[list[Step]]:
@@ -163,26 +177,29 @@ def _immutable_differs(manifest: Manifest, current: ObservedStatefulSet) -> bool
 
 
 def _settle(pool: Pool, current: ObservedStatefulSet, replicas: int, observed: Observed) -> list[list[Step]]:
-    """Size and roll-out of a StatefulSet whose template is right."""
+    """Size and roll-out of a StatefulSet whose template is right.
+
+    Pods are replaced one call after the partition was moved, when its controller has seen it: deleted sooner, they
+    could return on the old revision.
+    """
     pods = observed.pods_of(current.gpu_type)
+    most = pool.spec.rollout.max_unavailable
     partition = min(current.partition, replicas)
     if current.caught_up and current.replicas > 0:
         shrunk = replace(current, replicas=min(current.replicas, replicas), partition=partition)
-        partition = next_partition(shrunk, pods, max_unavailable=pool.spec.rollout.max_unavailable)
-    stage: list[Step] = []
+        refused = current.name in observed.refusals
+        partition = next_partition(shrunk, pods, max_unavailable=most, refused=refused)
     owned = current.scale_owned or replicas == 0
     if (current.replicas, current.partition) != (replicas, partition) or not owned:
         reason = f"{current.replicas} to {replicas} replicas"
         if current.replicas == replicas:
             reason = f"roll-out reaches ordinal {partition}" if partition else "roll-out reaches every ordinal"
-        stage.append(Scale(name=current.name, replicas=replicas, partition=partition, reason=reason))
-    if current.caught_up:
-        stage.extend(
-            DeleteObject(kind="Pod", name=pod.name, uid=pod.uid, reason="it is not ready and on the wrong revision")
-            for pod in stuck_pods(replace(current, partition=partition), pods)
-            if pod.ordinal < replicas
-        )
-    return [stage] if stage else []
+        return [[Scale(name=current.name, replicas=replicas, partition=partition, reason=reason)]]
+    if not current.caught_up:
+        return []
+    reason = "the roll-out replaces it"
+    outdated = pods_to_replace(current, pods, max_unavailable=most)
+    return [[DeleteObject(kind="Pod", name=pod.name, uid=pod.uid, reason=reason) for pod in outdated]]
 
 
 def _removed_types(pool: Pool, observed: Observed) -> list[Step]:

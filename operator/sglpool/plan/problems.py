@@ -22,6 +22,10 @@ _IMAGE_REASONS = frozenset(
 )
 
 
+_NO_NODE = ("node affinity", "node selector", "untolerated taint", "were unschedulable", "no nodes available")
+"""What the scheduler says when no node may take the pod, however empty it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Something wrong with pods: a reason of condition Progressing or Scheduled, and sentences for the user."""
@@ -42,10 +46,17 @@ def pod_problem(pool: Pool, pods: Iterable[ObservedPod], *, now_s: float) -> Pro
     return None
 
 
+def in_trouble(pod: ObservedPod) -> bool:
+    """Whether a pod that is not ready will hardly become ready by itself: no node, no image, or a crash loop."""
+    if pod.ready or pod.terminating:
+        return False
+    return bool(pod.unschedulable or pod.waiting[0]) or pod.restarts >= CRASH_RESTARTS
+
+
 def deadline_s(pool: Pool, pods: Iterable[ObservedPod], *, now_s: float) -> float | None:
     """Seconds until the next pod passes its deadline, None when none can."""
     allowed_s = pool.spec.engine.startup_timeout + DEADLINE_SLACK_S
-    waits = [pod.created_s + allowed_s - now_s for pod in pods if pod.node and not (pod.ready or pod.terminating)]
+    waits = [pod.unready_since_s + allowed_s - now_s for pod in pods if pod.node and not (pod.ready or pod.terminating)]
     return min((wait for wait in waits if wait > 0), default=None)
 
 
@@ -58,7 +69,7 @@ def schedule_problem(pool: Pool, pods: Iterable[ObservedPod]) -> Problem | None:
     gpus, gpu_type = pool.spec.tensor_parallel_size, pod.gpu_type
     words = pod.unschedulable
     more = _more(len(waiting))
-    if "nvidia.com/gpu" in words and "Insufficient" in words:
+    if "Insufficient nvidia.com/gpu" in words:
         return Problem(
             "InsufficientGPU",
             f"{pod.name} needs {gpus} free GPUs on one {gpu_type} node, and no such node has them{more}. Add "
@@ -70,11 +81,12 @@ def schedule_problem(pool: Pool, pods: Iterable[ObservedPod]) -> Problem | None:
             f"{pod.name} finds the GPUs on a {gpu_type} node, but not the host memory or CPU it requests{more}. Lower "
             "kvCache.hiCache.size or template.resources.requests, or free memory on the nodes.",
         )
-    if "node affinity" in words or "node selector" in words or "untolerated taint" in words or "0/0 nodes" in words:
+    if any(sign in words for sign in _NO_NODE):
         return Problem(
             "NoMatchingNodes",
-            f"{pod.name} may run only on {gpu_type} nodes, and the cluster has none that it tolerates{more}. Check the "
-            "nodes' nvidia.com/gpu.product label and taints, template.nodeSelector and template.tolerations.",
+            f"{pod.name} may run only on {gpu_type} nodes, and the cluster has none that takes it{more}. Check that "
+            "such nodes are not cordoned, their nvidia.com/gpu.product label and taints, template.nodeSelector and "
+            "template.tolerations.",
         )
     return Problem("Unschedulable", f"{pod.name} finds no node{more}: {words}")
 
@@ -99,7 +111,7 @@ def _crash_loop(pool: Pool, pod: ObservedPod, now_s: float) -> str:
 
 def _deadline(pool: Pool, pod: ObservedPod, now_s: float) -> str:
     timeout_s = pool.spec.engine.startup_timeout
-    if not pod.node or now_s < pod.created_s + timeout_s + DEADLINE_SLACK_S:
+    if not pod.node or now_s < pod.unready_since_s + timeout_s + DEADLINE_SLACK_S:
         return ""
     return (
         f"it is not ready after engine.startupTimeout ({format_duration(timeout_s)}). Read `kubectl logs {pod.name}`, "

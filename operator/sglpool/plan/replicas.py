@@ -26,22 +26,32 @@ def split_in_order(total: int, gpus: Sequence[GPU]) -> dict[str, int]:
     return split
 
 
-def desired_replicas(spec: InferencePoolSpec, current: Mapping[str, int]) -> dict[str, int]:
+def desired_replicas(spec: InferencePoolSpec, current: Mapping[str, int], *, frozen: bool = False) -> dict[str, int]:
     """Wanted replicas by GPU type, in the order of `spec.gpus`.
 
     Args:
         spec: The pool's spec.
-        current: `spec.replicas` of the existing StatefulSets by GPU type. With autoscaling and no load figures the
-            size is held as it is, within the bounds.
+        current: `spec.replicas` of the existing StatefulSets by GPU type, those that left the spec included. With
+            autoscaling and no load figures the size is held as it is, within the bounds.
+        frozen: Whether the spec cannot be carried out. Then only what exists grows or shrinks, by the difference
+            between the wanted total and the running one, and no type gives way to one that may never run.
     """
+    if frozen and current:
+        held = {gpu.type: current.get(gpu.type, 0) for gpu in spec.gpus}
+        existing = [gpu for gpu in spec.gpus if gpu.type in current]
+        total = sum(current.values())
+        return _resize(held, _wanted_total(spec, total) - total, existing)
     if spec.autoscaling is None:
         return split_in_order(spec.replicas or 0, spec.gpus)
     held = {gpu.type: _clamp(current.get(gpu.type, 0), gpu) for gpu in spec.gpus}
     total = sum(held.values())
-    wanted = min(max(total, spec.autoscaling.min_replicas), spec.autoscaling.max_replicas)
-    if wanted < total:
-        return _shrink(held, total - wanted, spec.gpus)
-    return _grow(held, wanted - total, spec.gpus)
+    return _resize(held, _wanted_total(spec, total) - total, spec.gpus)
+
+
+def _wanted_total(spec: InferencePoolSpec, total: int) -> int:
+    if spec.autoscaling is None:
+        return spec.replicas or 0
+    return min(max(total, spec.autoscaling.min_replicas), spec.autoscaling.max_replicas)
 
 
 def _clamp(value: int, gpu: GPU) -> int:
@@ -49,18 +59,14 @@ def _clamp(value: int, gpu: GPU) -> int:
     return value if gpu.max_replicas is None else min(value, gpu.max_replicas)
 
 
-def _grow(split: dict[str, int], more: int, gpus: Sequence[GPU]) -> dict[str, int]:
-    for gpu in gpus:
-        room = more if gpu.max_replicas is None else max(min(more, gpu.max_replicas - split[gpu.type]), 0)
-        split[gpu.type] += room
-        more -= room
-    return split
-
-
-def _shrink(split: dict[str, int], less: int, gpus: Sequence[GPU]) -> dict[str, int]:
-    """The least preferred type gives first."""
-    for gpu in reversed(gpus):
-        take = max(min(less, split[gpu.type] - gpu.min_replicas), 0)
-        split[gpu.type] -= take
-        less -= take
+def _resize(split: dict[str, int], change: int, gpus: Sequence[GPU]) -> dict[str, int]:
+    """Grow in order of preference, or shrink the other way round, within the bounds of each type."""
+    for gpu in gpus if change > 0 else reversed(gpus):
+        before = split[gpu.type]
+        if change > 0:
+            most = before + change if gpu.max_replicas is None else max(gpu.max_replicas, before)
+            split[gpu.type] = min(before + change, most)
+        else:
+            split[gpu.type] = max(before + change, min(gpu.min_replicas, before))
+        change -= split[gpu.type] - before
     return split

@@ -28,12 +28,26 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """What the chains look at."""
+    """What the chains look at.
+
+    Attributes:
+        pool: The pool.
+        wanted: Wanted replicas.
+        ready: How many of the wanted ones are ready; surplus replicas of one GPU type never stand in for another's.
+        serving: Whether any replica is ready, wanted or not.
+        surplus: Whether replicas beyond the wanted ones exist.
+        rolling: Whether a wanted replica does not run what the spec says.
+        blocker: Why the change is not carried out.
+        feasible: Condition Feasible.
+        problem: What is wrong with pods on their nodes.
+        unscheduled: Why pods find no node.
+    """
 
     pool: Pool
     wanted: int
-    pods: tuple[ObservedPod, ...]
     ready: int
+    serving: bool
+    surplus: bool
     rolling: bool
     blocker: Blocker | None
     feasible: Condition
@@ -74,8 +88,9 @@ def make_status(
     facts = _Facts(
         pool=pool,
         wanted=sum(desired.values()),
-        pods=pods,
-        ready=sum(p.ready for p in live),
+        ready=sum(p.ready and p.ordinal < desired.get(p.gpu_type, 0) for p in live),
+        serving=any(p.ready for p in live),
+        surplus=any(p.ordinal >= desired.get(p.gpu_type, 0) for p in pods),
         rolling=_rolling(pool, sized, observed),
         blocker=next(iter([*blockers, *_size_blockers(sized), *_refusals(observed)]), None),
         feasible=_feasible(sized),
@@ -89,7 +104,7 @@ def make_status(
             old=pool.status.get("conditions") or (), new=conditions, generation=pool.generation, now_s=now_s
         ),
         "replicas": len(live),
-        "readyReplicas": facts.ready,
+        "readyReplicas": sum(p.ready for p in live),
         "selector": names.pool_selector(pool.name),
         "endpoint": f"http://{names.engine_name(pool.name)}.{pool.namespace}.svc:{names.ENGINE_PORT}/v1",
         "gpus": _gpu_statuses(pool, sized, observed, desired),
@@ -150,7 +165,7 @@ def _ready(facts: _Facts) -> Condition:
 
 
 def _available(facts: _Facts) -> Condition:
-    if facts.ready:
+    if facts.serving:
         return Condition("Available", "MinimumReplicasAvailable", "At least one replica is ready.")
     if facts.wanted == 0:
         return Condition("Available", "Parked", "No replica is wanted: replicas is 0.")
@@ -163,7 +178,7 @@ def _moving(facts: _Facts) -> tuple[str, str] | None:
         return "RollingOut", "Replicas are being replaced by the current revision."
     if facts.ready < facts.wanted:
         return "ReplicasStarting", "Replicas load the model or warm up."
-    if len(facts.pods) > facts.wanted:
+    if facts.surplus:
         return "ScalingDown", "Replicas beyond the wanted number are going away."
     return None
 

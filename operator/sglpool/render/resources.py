@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from sglpool.api.base import Manifest
 from sglpool.api.engine import GPU_RESOURCE
-from sglpool.render.quantities import amount, binary_quantity
+from sglpool.api.quantity import amount
+from sglpool.render.quantities import binary_quantity
 from sglpool.render.replica import Replica
 
 CPUS_PER_GPU = 8

@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from importlib import resources
 from typing import Literal, Self
 
@@ -155,10 +156,15 @@ class EngineScriptConfig:
 
 def engine_files(config: EngineScriptConfig) -> dict[str, str]:
     """Data of the launch ConfigMap: file name to content, the same for equal configurations."""
-    folder = resources.files("sglpool.render") / "templates"
-    data = {name: (folder / name).read_text(encoding="utf-8") for name in FILE_NAMES}
-    data[CONFIG_NAME] = json.dumps(asdict(config), indent=2, sort_keys=True) + "\n"
+    data = _templates() | {CONFIG_NAME: json.dumps(asdict(config), indent=2, sort_keys=True) + "\n"}
     return dict(sorted(data.items()))
+
+
+@cache
+def _templates() -> dict[str, str]:
+    """The package's files by name, read once: every render needs them."""
+    folder = resources.files("sglpool.render") / "templates"
+    return {name: (folder / name).read_text(encoding="utf-8") for name in FILE_NAMES}
 
 
 def compile_cache_key(*, image: str, gpu_architecture: str) -> str:

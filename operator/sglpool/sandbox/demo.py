@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -105,11 +105,9 @@ class Demo:
         self._kubectl("delete", "sglpool", POOL)
         selector = f"sglpool.io/pool={POOL}"
         kinds = "statefulsets,pods,services,serviceaccounts,configmaps,poddisruptionbudgets"
-        deadline = time.monotonic() + READY_S
-        while self._quiet("get", kinds, "-l", selector, "-o", "name"):
-            if time.monotonic() > deadline:
-                raise SandboxError("objects of the pool are still there")
-            time.sleep(0.2)
+        self._until(
+            lambda: not self._quiet("get", kinds, "-l", selector, "-o", "name"), "objects of the pool are still there"
+        )
         self._kubectl("get", kinds, "-l", selector)
 
     @contextmanager
@@ -119,7 +117,7 @@ class Demo:
         crd = subprocess.run([sys.executable, "-m", "sglpool", "crd"], check=True, capture_output=True, text=True)
         self._console.print("$ sglpool crd | kubectl apply --server-side -f -", style="bold cyan", highlight=False)
         self._run(["apply", "--server-side", "-f", "-"], text=crd.stdout)
-        self._quiet("wait", "--for=condition=Established", "crd/inferencepools.sglpool.io", "--timeout=30s")
+        self._until(lambda: self._execute(["get", "sglpool"], None).returncode == 0, "InferencePools are not served")
         self._console.print("$ sglpool operator &", style="bold cyan", highlight=False)
         log = self._folder / "logs" / "operator.log"
         with log.open("ab") as out:
@@ -139,6 +137,13 @@ class Demo:
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+    def _until(self, done: Callable[[], bool], otherwise: str) -> None:
+        deadline = time.monotonic() + READY_S
+        while not done():
+            if time.monotonic() > deadline:
+                raise SandboxError(otherwise)
+            time.sleep(0.2)
 
     def _wait_ready(self) -> None:
         self._kubectl("wait", f"sglpool/{POOL}", "--for=condition=Ready", f"--timeout={READY_S}s")

@@ -1,0 +1,335 @@
+"""A small model of what Kubernetes does to StatefulSets, for properties of the planner.
+
+It follows the source of the StatefulSet controller with parallel pod management: which revision an ordinal gets,
+when the controller replaces a pod, when `currentRevision` advances, what server-side apply does to `replicas` and
+who owns it, the API's default of one replica. Pods are scheduled while GPUs last and become ready unless their image
+is a bad one. It answers no requests: tests of requests use a real API server.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from sglpool.api import names
+from sglpool.api.base import Manifest
+from sglpool.api.pool import Pool
+from sglpool.plan import (
+    ApplyTemplate,
+    CreateStatefulSet,
+    DeleteObject,
+    EnsureChild,
+    Observed,
+    ObservedPod,
+    ObservedStatefulSet,
+    OrphanStatefulSet,
+    Plan,
+    RecreateStatefulSet,
+    Scale,
+    Step,
+    old_template,
+)
+from sglpool.render import content_hash
+
+TEMPLATE, SCALE = names.MANAGER_TEMPLATE, names.MANAGER_SCALE
+LOADING_TICKS = 2
+FULL = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
+
+
+@dataclass
+class ModelPod:
+    name: str
+    uid: str
+    owner: str
+    gpu_type: str
+    revision: str
+    good: bool
+    node: bool = False
+    ready: bool = False
+    loading: int = LOADING_TICKS
+    terminating: bool = False
+    wedged: bool = False
+    restarts: int = 0
+
+    @property
+    def ordinal(self) -> int:
+        return names.ordinal_of(self.name)
+
+    def manifest(self) -> Manifest:
+        condition = {"type": "Ready", "status": str(self.ready)}
+        scheduled = {"type": "PodScheduled", "status": str(self.node), "message": "" if self.node else FULL}
+        waiting = {"waiting": {"reason": "ErrImagePull"}} if self.node and not self.good else {}
+        owners = [{"kind": "StatefulSet", "uid": self.owner, "controller": True}] if self.owner else []
+        return {
+            "metadata": {
+                "name": self.name,
+                "uid": self.uid,
+                "labels": {names.LABEL_GPU: self.gpu_type, "controller-revision-hash": self.revision},
+                "ownerReferences": owners,
+                **({"deletionTimestamp": "2026-01-01T00:00:00Z"} if self.terminating else {}),
+            },
+            "spec": {"nodeName": "n"} if self.node else {},
+            "status": {
+                "conditions": [condition, scheduled],
+                "containerStatuses": [{"state": waiting, "restartCount": self.restarts}],
+            },
+        }
+
+
+@dataclass
+class ModelStatefulSet:
+    name: str
+    uid: str
+    metadata: Manifest
+    spec: Manifest
+    template: Manifest
+    replicas: int
+    partition: int = 0
+    replicas_owners: set[str] = field(default_factory=set)
+    generation: int = 1
+    observed_generation: int = 0
+    current_revision: str = ""
+    update_revision: str = ""
+
+    @property
+    def gpu_type(self) -> str:
+        return str(self.metadata["labels"][names.LABEL_GPU])
+
+    def manifest(self) -> Manifest:
+        return {
+            "metadata": {
+                **self.metadata,
+                "uid": self.uid,
+                "generation": self.generation,
+                "managedFields": [{"manager": owner} for owner in self.replicas_owners],
+            },
+            "spec": {
+                **self.spec,
+                "replicas": self.replicas,
+                "updateStrategy": {"rollingUpdate": {"partition": self.partition}},
+            },
+            "status": {
+                "observedGeneration": self.observed_generation,
+                "currentRevision": self.current_revision,
+                "updateRevision": self.update_revision,
+            },
+        }
+
+
+class ModelCluster:
+    """StatefulSets and pods of one pool.
+
+    Args:
+        capacity: Replicas that fit, by GPU type.
+        waits_for_all: Whether the controller waits for every pod before it replaces one (as with the feature gate
+            MaxUnavailableStatefulSet), or only for those that it has passed.
+    """
+
+    def __init__(self, capacity: dict[str, int], *, waits_for_all: bool) -> None:
+        self.capacity = capacity
+        self.waits_for_all = waits_for_all
+        self.statefulsets: dict[str, ModelStatefulSet] = {}
+        self.pods: dict[str, ModelPod] = {}
+        self.children: set[tuple[str, str]] = set()
+        self.revisions: dict[str, Manifest] = {}
+        self.max_unavailable = 1
+        self.taken: set[str] = set()
+        """Names of pods that a roll-out took away while they were ready, until they are ready again."""
+        self._uids = (f"uid-{number}" for number in itertools.count())
+
+    def observe(self) -> Observed:
+        return Observed(
+            statefulsets=tuple(ObservedStatefulSet.from_manifest(s.manifest()) for s in self.statefulsets.values()),
+            pods=tuple(ObservedPod.from_manifest(p.manifest()) for p in self.pods.values()),
+            children=frozenset(self.children),
+            refusals={},
+        )
+
+    def carry_out(self, pool: Pool, plan: Plan, *, steps: int | None = None) -> None:
+        """Apply a plan, or only its first steps, as when the operator dies in the middle."""
+        self.max_unavailable = pool.spec.rollout.max_unavailable
+        for step in plan.steps[:steps]:
+            before = {s.name: s.replicas for s in self.statefulsets.values()}
+            self._apply(step)
+            self._replicas_are_kept(before, plan)
+
+    def ready(self, gpu_type: str | None = None) -> int:
+        return sum(p.ready and not p.terminating for p in self.pods.values() if gpu_type in {None, p.gpu_type})
+
+    # What our steps do.
+
+    def _apply(self, step: Step) -> None:
+        match step:
+            case EnsureChild(manifest=manifest):
+                self.children.add((manifest["kind"], manifest["metadata"]["name"]))
+            case CreateStatefulSet(manifest=manifest):
+                self._create(manifest, replicas=0, partition=0)
+            case RecreateStatefulSet(manifest=manifest, replicas=replicas, revision=revision):
+                data = [{"metadata": {"name": n}, "data": {"spec": {"template": t}}} for n, t in self.revisions.items()]
+                old = old_template(desired=manifest, revisions=data, revision=revision)
+                self._create(old, replicas=replicas, partition=replicas)
+            case ApplyTemplate(manifest=manifest):
+                self._apply_template(manifest)
+            case Scale(name=name, replicas=replicas, partition=partition):
+                self._scale(self.statefulsets[name], replicas, partition)
+            case DeleteObject(kind="Pod", name=name, uid=uid):
+                if name in self.pods and self.pods[name].uid == uid:
+                    self._replace(self.pods[name])
+            case DeleteObject(name=name, uid=uid):
+                assert self.statefulsets[name].uid == uid
+                self.delete(name)
+            case OrphanStatefulSet(name=name):
+                self.orphan(name)
+            case _:
+                raise AssertionError(f"the model knows no {step}")
+
+    def _create(self, manifest: Manifest, *, replicas: int, partition: int) -> None:
+        name = manifest["metadata"]["name"]
+        assert name not in self.statefulsets, "created over an existing one"
+        alive = [p for p in self._named(name) if not p.terminating]
+        assert len(alive) <= replicas, f"{name} would adopt {len(alive)} pods and end them"
+        self.statefulsets[name] = ModelStatefulSet(
+            name=name,
+            uid=next(self._uids),
+            metadata=manifest["metadata"],
+            spec={k: v for k, v in manifest["spec"].items() if k != "template"},
+            template=manifest["spec"]["template"],
+            replicas=replicas,
+            partition=partition,
+            replicas_owners={TEMPLATE},
+        )
+
+    def _apply_template(self, manifest: Manifest) -> None:
+        """Without `replicas`: a field that nobody else owns falls back to the API's default."""
+        current = self.statefulsets[manifest["metadata"]["name"]]
+        exposed = [p.name for p in self._named(current.name) if p.ready and p.ordinal >= current.partition]
+        assert not [n for n in exposed if names.ordinal_of(n) < current.replicas], f"unprotected: {exposed}"
+        if current.replicas_owners == {TEMPLATE}:
+            current.replicas = 1
+        current.replicas_owners.discard(TEMPLATE)
+        current.metadata = manifest["metadata"]
+        current.generation += current.template != manifest["spec"]["template"]
+        current.template = manifest["spec"]["template"]
+
+    def _scale(self, current: ModelStatefulSet, replicas: int, partition: int) -> None:
+        if current.replicas != replicas:
+            current.replicas_owners.clear()
+        current.replicas_owners.add(SCALE)
+        current.generation += (current.replicas, current.partition) != (replicas, partition)
+        current.replicas, current.partition = replicas, partition
+
+    def _replicas_are_kept(self, before: dict[str, int], plan: Plan) -> None:
+        for current in self.statefulsets.values():
+            sizes = (before.get(current.name, current.replicas), plan.desired.get(current.gpu_type, 0))
+            assert min(sizes) <= current.replicas <= max(sizes), f"{current.name}: {current.replicas}, not of {sizes}"
+
+    # What users and bad luck do.
+
+    def delete(self, name: str) -> None:
+        uid = self.statefulsets.pop(name).uid
+        for pod in self.pods.values():
+            pod.terminating |= pod.owner == uid
+
+    def orphan(self, name: str) -> None:
+        uid = self.statefulsets.pop(name).uid
+        for pod in self.pods.values():
+            pod.owner = "" if pod.owner == uid else pod.owner
+
+    def restart(self, pod: ModelPod) -> None:
+        """Its container ends once and starts again."""
+        pod.ready, pod.loading, pod.restarts = False, LOADING_TICKS, pod.restarts + 1
+
+    def wedge(self, pod: ModelPod) -> None:
+        """It will never be ready again."""
+        pod.ready, pod.wedged = False, True
+
+    def lose(self, pod: ModelPod) -> None:
+        """Its node is gone, and the pod with it."""
+        del self.pods[pod.name]
+
+    # What Kubernetes does.
+
+    def tick(self) -> None:
+        """One round of the StatefulSet controller, the scheduler and the kubelets."""
+        for current in list(self.statefulsets.values()):
+            self._control(current)
+        for pod in self.pods.values():
+            taken = sum(p.node for p in self.pods.values() if p.gpu_type == pod.gpu_type)
+            if not pod.node and not pod.terminating and taken < self.capacity.get(pod.gpu_type, 0):
+                pod.node = True
+        for pod in list(self.pods.values()):
+            self._run(pod)
+
+    def _control(self, current: ModelStatefulSet) -> None:
+        current.observed_generation = current.generation
+        current.update_revision = f"{current.name}-{content_hash(current.template)}"
+        self.revisions[current.update_revision] = current.template
+        current.current_revision = current.current_revision or current.update_revision
+        for pod in self._named(current.name):
+            if not pod.owner and not pod.terminating:
+                pod.owner = current.uid
+        for ordinal in range(current.replicas):
+            if f"{current.name}-{ordinal}" not in self.pods:
+                self._start(current, ordinal)
+        own = sorted((p for p in self._named(current.name) if p.owner == current.uid), key=lambda p: p.ordinal)
+        for pod in own:
+            pod.terminating |= pod.ordinal >= current.replicas
+        replicas = [p for p in own if p.ordinal < current.replicas]
+        self._update(current, replicas)
+        updated = [p for p in replicas if p.revision == current.update_revision and not p.terminating]
+        if len(own) == len([p for p in updated if p.ready]) == current.replicas:
+            current.current_revision = current.update_revision
+
+    def _start(self, current: ModelStatefulSet, ordinal: int) -> None:
+        old = ordinal < current.partition
+        revision = current.current_revision if old else current.update_revision
+        image = self.revisions[revision]["spec"]["containers"][0]["image"]
+        name = f"{current.name}-{ordinal}"
+        self.pods[name] = ModelPod(
+            name=name,
+            uid=next(self._uids),
+            owner=current.uid,
+            gpu_type=current.gpu_type,
+            revision=revision,
+            good="bad" not in image,
+        )
+
+    def _update(self, current: ModelStatefulSet, replicas: list[ModelPod]) -> None:
+        if self.waits_for_all and not all(p.ready and not p.terminating for p in replicas):
+            return
+        for pod in reversed(replicas):
+            if pod.ordinal < current.partition:
+                return
+            if pod.revision != current.update_revision and not pod.terminating:
+                self._replace(pod)
+                return
+            if pod.terminating or not pod.ready:
+                return
+
+    def _replace(self, pod: ModelPod) -> None:
+        """End a pod for the sake of a roll-out."""
+        if pod.terminating:
+            return
+        pod.terminating = True
+        if pod.ready:
+            self.taken.add(pod.name)
+            statefulset = pod.name.rpartition("-")[0]
+            together = {n for n in self.taken if n.rpartition("-")[0] == statefulset}
+            assert len(together) <= self.max_unavailable, f"a roll-out took {together} at a time"
+
+    def _run(self, pod: ModelPod) -> None:
+        if pod.terminating:
+            del self.pods[pod.name]
+        elif pod.wedged:
+            pod.restarts += 1
+        elif pod.node and pod.good and not pod.ready:
+            pod.loading -= 1
+            pod.ready = pod.loading <= 0
+        current = self.statefulsets.get(pod.name.rpartition("-")[0])
+        scaled_away = current is None or pod.ordinal >= current.replicas
+        if scaled_away or (pod.ready and not pod.terminating):
+            self.taken.discard(pod.name)
+
+    def _named(self, statefulset: str) -> Iterator[ModelPod]:
+        return (p for p in list(self.pods.values()) if p.name.rpartition("-")[0] == statefulset)
