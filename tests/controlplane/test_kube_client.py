@@ -90,6 +90,18 @@ async def test_two_managers_share_a_statefulset_and_a_polite_third_is_refused(ku
         await kube.apply(scale, field_manager="somebody", force=False)
 
 
+@pytest.mark.parametrize("make", [configmap, statefulset])
+async def test_apply_can_be_told_to_create_and_never_to_change(kube, namespace, make):
+    manifest = make(namespace)
+    created = await kube.apply(manifest, field_manager="sglpool", only_create=True)
+    labelled = {**manifest, "metadata": {**manifest["metadata"], "labels": {"ours": "now"}}}
+    with pytest.raises(Conflict):
+        await kube.apply(labelled, field_manager="sglpool", only_create=True)
+    assert "ours" not in (await kube.apply(manifest, field_manager="another"))["metadata"].get("labels", {})
+    # What it created is owned as by any apply: a field that the next one leaves out goes away.
+    assert [(m["manager"], m["operation"]) for m in created["metadata"]["managedFields"]] == [("sglpool", "Apply")]
+
+
 async def test_a_dry_run_answers_and_changes_nothing(kube, namespace):
     answer = await kube.apply(configmap(namespace, a="1"), field_manager="sglpool", dry_run=True)
     assert answer["metadata"]["uid"]

@@ -116,9 +116,8 @@ class Executor:
 
     async def _create(self, pool: Pool, step: CreateStatefulSet) -> None:
         """Create with zero replicas, unless it is there after all: applying a zero to it would end every replica."""
-        await self._must_be_free(pool, step.manifest)
         manifest = {**step.manifest, "spec": {**step.manifest["spec"], "replicas": 0}}
-        self._store.put_statefulset(await self._kube.apply(manifest, field_manager=names.MANAGER_TEMPLATE))
+        await self._create_statefulset(pool, manifest)
 
     async def _recreate(self, pool: Pool, step: RecreateStatefulSet) -> None:
         """Create around orphans: with their number and a partition that holds them, from the first moment."""
@@ -131,8 +130,21 @@ class Executor:
         manifest = old_template(desired=step.manifest, revisions=revisions, revision=step.revision)
         strategy = {"type": "RollingUpdate", "rollingUpdate": {"partition": step.replicas}}
         spec = {**manifest["spec"], "replicas": step.replicas, "updateStrategy": strategy}
-        created = await self._kube.apply({**manifest, "spec": spec}, field_manager=names.MANAGER_TEMPLATE)
+        await self._create_statefulset(pool, {**manifest, "spec": spec})
+
+    async def _create_statefulset(self, pool: Pool, manifest: Manifest) -> None:
+        created = await self._create_if_free(manifest)
+        if created is None:
+            await self._must_be_free(pool, manifest)
+            raise LookAgain  # it was there for a moment
         self._store.put_statefulset(created)
+
+    async def _create_if_free(self, manifest: Manifest) -> Manifest | None:
+        """Create an object in one step, None if one of that name exists: nothing can come between a look and a leap."""
+        try:
+            return await self._kube.apply(manifest, field_manager=names.MANAGER_TEMPLATE, only_create=True)
+        except Conflict:
+            return None
 
     async def _scale(self, pool: Pool, step: Scale) -> None:
         manifest = scale_manifest(
@@ -175,14 +187,16 @@ class Executor:
 
     async def _ensure_child(self, pool: Pool, manifest: Manifest) -> bool:
         """Apply a child if it is missing or differs; never take one that is somebody else's."""
-        kind, name = manifest["kind"], manifest["metadata"]["name"]
-        existing = await self._find(pool, manifest)
-        if existing is not None:
+        changed = True
+        if await self._create_if_free(manifest) is None:
+            existing = await self._find(pool, manifest)
+            if existing is None:
+                raise LookAgain  # it was there for a moment
             _refuse_stranger(existing, manifest, pool)
-        changed = existing is None or not contains(existing, manifest)
-        if changed:
-            await self._kube.apply(manifest, field_manager=names.MANAGER_TEMPLATE)
-        self._store.add_child(_key(pool), kind, name)
+            changed = not contains(existing, manifest)
+            if changed:
+                await self._kube.apply(manifest, field_manager=names.MANAGER_TEMPLATE)
+        self._store.add_child(_key(pool), manifest["kind"], manifest["metadata"]["name"])
         return changed
 
     async def _adopt(self, pool: Pool, step: AdoptStatefulSet) -> None:

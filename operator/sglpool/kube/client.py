@@ -19,6 +19,10 @@ _PAGE_SIZE = 500
 # The body is JSON, which is YAML; the server knows server-side apply by this media type alone.
 _APPLY_PATCH = "application/apply-patch+yaml"
 
+# The version of no object: etcd counts all writes from 1, and the first object gets 2. An apply that names it can
+# create an object, for then there is no version to compare, but never change one.
+_NO_VERSION = "1"
+
 # Objects without spec and status, for listings that only ask what exists.
 _METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
@@ -136,6 +140,7 @@ class KubeClient(KubePort):
         *,
         field_manager: str,
         force: bool = True,
+        only_create: bool = False,
         dry_run: bool = False,
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> Manifest:
@@ -145,6 +150,8 @@ class KubeClient(KubePort):
             query["force"] = "true"
         if dry_run:
             query["dryRun"] = "All"
+        if only_create:
+            manifest = {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": _NO_VERSION}}
         return await self._write(
             "apply",
             "PATCH",

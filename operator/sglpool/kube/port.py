@@ -101,6 +101,7 @@ class KubePort(Protocol):
         *,
         field_manager: str,
         force: bool = True,
+        only_create: bool = False,
         dry_run: bool = False,
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> Manifest:
@@ -110,6 +111,8 @@ class KubePort(Protocol):
             manifest: exactly the fields that the manager wants to own.
             field_manager: who owns them.
             force: take fields over from other managers instead of failing with `Conflict`.
+            only_create: fail with `Conflict` if the object is there already, and change nothing. Unlike a look
+                before, this leaves no moment in which somebody else can create it.
             dry_run: only ask what would come out.
             timeout_s: limit for the call.
 
