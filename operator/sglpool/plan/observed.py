@@ -11,6 +11,7 @@ from typing import Literal
 
 from sglpool.api import names
 from sglpool.api.base import Manifest
+from sglpool.api.engine import GPU_RESOURCE
 
 RefusalKind = Literal["PodSecurityRefused", "QuotaExceeded", "PodsRefused"]
 
@@ -100,6 +101,7 @@ class ObservedPod:
         terminating: Whether a deletion timestamp is set.
         unready_since_s: Unix time since which it is not ready: its start on a node, or when it stopped being ready.
         node: Its node, empty while unscheduled.
+        gpus: GPUs that it requests.
         unschedulable: The scheduler's words, empty when scheduled or not looked at yet.
         waiting: Reason and message of the first container that waits for something other than its turn.
         restarts: Restarts of its containers, the largest.
@@ -117,6 +119,7 @@ class ObservedPod:
     terminating: bool
     unready_since_s: float
     node: str
+    gpus: int
     unschedulable: str
     waiting: tuple[str, str]
     restarts: int
@@ -144,6 +147,7 @@ class ObservedPod:
             terminating=terminating,
             unready_since_s=_unready_since_s(metadata, conditions),
             node=spec.get("nodeName") or "",
+            gpus=_gpus(spec),
             unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
             waiting=_waiting(containers),
             restarts=max((c.get("restartCount", 0) for c in containers), default=0),
@@ -207,6 +211,11 @@ def _unready_since_s(metadata: Manifest, conditions: Mapping[str, Manifest]) -> 
 
 def _unix_s(timestamp: str | None) -> float:
     return datetime.fromisoformat(timestamp).timestamp() if timestamp else 0.0
+
+
+def _gpus(spec: Manifest) -> int:
+    requests = [(c.get("resources") or {}).get("requests") or {} for c in spec.get("containers") or ()]
+    return sum(int(r.get(GPU_RESOURCE, 0)) for r in requests)
 
 
 def _ended(container: Manifest) -> Manifest | None:

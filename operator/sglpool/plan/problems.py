@@ -60,13 +60,13 @@ def deadline_s(pool: Pool, pods: Iterable[ObservedPod], *, now_s: float) -> floa
     return min((wait for wait in waits if wait > 0), default=None)
 
 
-def schedule_problem(pool: Pool, pods: Iterable[ObservedPod]) -> Problem | None:
+def schedule_problem(pods: Iterable[ObservedPod]) -> Problem | None:
     """Why the scheduler finds no node for a pod, told apart by what the user can do about it."""
     waiting = [pod for pod in pods if pod.unschedulable and not (pod.node or pod.terminating)]
     if not waiting:
         return None
     pod = waiting[0]
-    gpus, gpu_type = pool.spec.tensor_parallel_size, pod.gpu_type
+    gpus, gpu_type = pod.gpus, pod.gpu_type
     words = pod.unschedulable
     more = _more(len(waiting))
     if "Insufficient nvidia.com/gpu" in words:

@@ -95,7 +95,7 @@ def make_status(
         blocker=next(iter([*blockers, *_size_blockers(sized), *_refusals(observed)]), None),
         feasible=_feasible(sized),
         problem=pod_problem(pool, live, now_s=now_s),
-        unscheduled=schedule_problem(pool, live),
+        unscheduled=schedule_problem(live),
     )
     conditions = [c for chain in _CHAINS for c in (chain(facts),) if c is not None]
     status: Manifest = {
@@ -108,7 +108,7 @@ def make_status(
         "selector": names.pool_selector(pool.name),
         "endpoint": f"http://{names.engine_name(pool.name)}.{pool.namespace}.svc:{names.ENGINE_PORT}/v1",
         "gpus": _gpu_statuses(pool, sized, observed, desired),
-        "summary": {"ready": f"{facts.ready}/{facts.wanted}", "gpus": _gpu_summary(pool, live)},
+        "summary": {"ready": f"{facts.ready}/{facts.wanted}", "gpus": _gpu_summary(live)},
     }
     if pool.spec.autoscaling is not None:
         status["autoscaling"] = {"desired": facts.wanted, "reason": "MetricsUnavailable"}
@@ -261,10 +261,10 @@ def _gpu_statuses(
     return statuses
 
 
-def _gpu_summary(pool: Pool, pods: Sequence[ObservedPod]) -> str:
+def _gpu_summary(pods: Sequence[ObservedPod]) -> str:
     """GPUs that pods hold, for example `8 B200 + 4 B300`; `0` when none do."""
     counts: dict[str, int] = {}
     for pod in pods:
         if pod.node:
-            counts[pod.gpu_type] = counts.get(pod.gpu_type, 0) + pool.spec.tensor_parallel_size
+            counts[pod.gpu_type] = counts.get(pod.gpu_type, 0) + pod.gpus
     return " + ".join(f"{count} {gpu_type}" for gpu_type, count in counts.items()) or "0"

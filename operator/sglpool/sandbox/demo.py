@@ -87,9 +87,9 @@ class Demo:
 
     def _infeasible(self) -> None:
         self._title("A change that cannot fit is accepted, explained, and not carried out")
-        self._say("bf16 doubles the KV cache of every token: no conversation of full length would fit any more.")
+        self._say("With two GPUs a replica instead of four, the weights alone would be larger than a GPU.")
         before = self._pod_uids()
-        self._patch('{"spec":{"kvCache":{"dtype":"bf16"}}}')
+        self._patch('{"spec":{"tensorParallelSize":2}}')
         self._kubectl("wait", f"sglpool/{POOL}", "--for=condition=Feasible=False", f"--timeout={READY_S}s")
         message = '-o=jsonpath={.status.conditions[?(@.type=="Feasible")].message}{"\\n"}'
         self._kubectl("get", f"sglpool/{POOL}", message)
@@ -97,7 +97,7 @@ class Demo:
         if self._pod_uids() != before:
             raise SandboxError("the infeasible change touched running pods")
         self._say("Both replicas run on, untouched. Taking the change back makes the pool Ready again:")
-        self._patch('{"spec":{"kvCache":{"dtype":"fp8_e4m3"}}}')
+        self._patch('{"spec":{"tensorParallelSize":4}}')
         self._wait_ready()
 
     def _delete(self) -> None:
@@ -157,7 +157,7 @@ class Demo:
     def _kubectl(self, *arguments: str, refused: bool = False) -> None:
         """Show a command, run it, show its output; fail when it fares otherwise than told."""
         shown = " ".join(_quote(argument) for argument in arguments)
-        self._console.print(f"$ kubectl {shown}", style="bold cyan", highlight=False, markup=False)
+        self._console.print(f"$ kubectl {shown}", style="bold cyan", highlight=False, markup=False, soft_wrap=True)
         self._run(list(arguments), refused=refused)
 
     def _run(self, arguments: list[str], *, text: str | None = None, refused: bool = False) -> None:
