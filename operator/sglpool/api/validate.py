@@ -40,12 +40,21 @@ class InvalidPool(ValueError):
         self.problems = tuple(problems)
 
 
-def load_pool(manifest: Manifest) -> Pool:
+def load_pool(manifest: object) -> Pool:
     """Parse a pool from a file, as strictly as the API server.
+
+    Args:
+        manifest: One document of the file, as JSON data.
 
     Raises:
         InvalidPool: With every problem found, not only the first.
     """
+    if not isinstance(manifest, dict):
+        raise InvalidPool(
+            [Problem("", f"is {_kind_of(manifest)}, not an InferencePool: start with apiVersion and kind")]
+        )
+    if (manifest.get("apiVersion"), manifest.get("kind")) != (names.API_VERSION, names.KIND):
+        raise InvalidPool([_foreign(manifest)])
     problems = list(_envelope_problems(manifest))
     if not isinstance(manifest.get("spec"), dict):
         problems.append(Problem("spec", "is required: say what the pool serves"))
@@ -61,10 +70,23 @@ def load_pool(manifest: Manifest) -> Pool:
     return parse_pool(manifest)
 
 
+def _kind_of(value: object) -> str:
+    return "a list" if isinstance(value, list) else f"{str(value)[:40]!r}"
+
+
+def _foreign(manifest: Manifest) -> Problem:
+    """A document of another kind, or an InferencePool of another group."""
+    version, kind = manifest.get("apiVersion"), manifest.get("kind")
+    if kind != names.KIND:
+        what = f"is {kind}" if kind else "is missing"
+        return Problem(
+            "kind", f"{what}: only {names.KIND} of {names.API_VERSION} is read here, leave other objects out"
+        )
+    what = f"is {version}" if version else "is missing"
+    return Problem("apiVersion", f"{what}: sglpool's {names.KIND} has apiVersion {names.API_VERSION}")
+
+
 def _envelope_problems(manifest: Manifest) -> Iterator[Problem]:
-    if manifest.get("apiVersion") != names.API_VERSION or manifest.get("kind") != names.KIND:
-        found = f"{manifest.get('apiVersion')} {manifest.get('kind')}"
-        yield Problem("apiVersion", f"is {found}, not {names.API_VERSION} {names.KIND}")
     for key in sorted(manifest.keys() - _TOP_LEVEL):
         yield Problem(key, "is not a field of InferencePool: remove it")
     metadata = manifest.get("metadata")

@@ -1,113 +1,158 @@
-"""The `sglpool` command and its sub-commands: words and help texts. The work is done in the modules beside it."""
+"""The commands and their options. Bodies are a line or two: what they do lives in the modules beside this one."""
 
-from __future__ import annotations
-
-import sys
-from typing import Annotated
+from enum import StrEnum
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from sglpool import __version__
 
+SANDBOX = "sandbox"
+
+
+class PlanFormat(StrEnum):
+    """How `plan` answers."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+class LogLevel(StrEnum):
+    """Least severity that the operator logs."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """How the operator logs."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class Commands(TyperGroup):
+    """The commands, of which the sandbox is imported only when it is asked for: the operator never needs it."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the order of the help."""
+        return [*(name for name in self.commands if name != SANDBOX), SANDBOX]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a name."""
+        if cmd_name == SANDBOX and SANDBOX not in self.commands:
+            from sglpool.sandbox.commands import app as sandbox
+
+            self.add_command(typer.main.get_command(sandbox), SANDBOX)
+        return super().get_command(ctx, cmd_name)
+
+
 app = typer.Typer(
     name="sglpool",
-    help="Pools of SGLang replicas for coding agents on Kubernetes.",
+    cls=Commands,
+    help="Pools of SGLang replicas for coding agents, on Kubernetes.",
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def main() -> None:
-    """Run the command line."""
-    _mount_sandbox()
-    app()
-
-
-def _mount_sandbox() -> None:
-    """Add `sglpool sandbox` unless the operator is what is asked for: a pod has no use for it."""
-    if sys.argv[1:2] not in (["operator"], ["plan"], ["crd"]):
-        from sglpool.sandbox.commands import app as sandbox
-
-        app.add_typer(sandbox, name="sandbox")
-
-
-def _version(show: bool) -> None:
-    if show:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"sglpool {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version and end.", callback=_version, is_eager=True)
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Pools of SGLang replicas for coding agents on Kubernetes."""
+    """Pools of SGLang replicas for coding agents, on Kubernetes."""
 
 
-@app.command()
+@app.command(
+    epilog="Exit code: 0 every pool fits, 1 one does not, 2 an input is invalid. "
+    "Example: sglpool plan -f pool.yaml -o yaml",
+)
 def plan(
     files: Annotated[
-        list[str], typer.Option("--filename", "-f", help="File with InferencePools; - for standard input. Repeatable.")
+        list[str],
+        typer.Option("--filename", "-f", metavar="FILE", help="File with InferencePools, - for standard input."),
     ],
-    output: Annotated[str, typer.Option("--output", "-o", help="table, json or yaml (the manifests).")] = "table",
+    output: Annotated[
+        PlanFormat,
+        typer.Option(
+            "--output",
+            "-o",
+            help="table: the memory arithmetic for people. json: the figures (docs/plan-json.md). "
+            "yaml: the manifests of the engines.",
+        ),
+    ] = PlanFormat.TABLE,
 ) -> None:
-    """Check pools without a cluster: would the API server take them, do they fit, and what would run?
+    """Show whether pools fit, how, and what they become; no cluster needed.
 
-    Exit code 0: every pool fits. 1: a pool does not fit. 2: a file or a pool is invalid.
+    Checks files as the API server would, then sizes a replica on every GPU type of the pool: weights and KV cache on
+    a GPU, HiCache and processes in host memory.
     """
-    from sglpool.cli.plan import Output, run_plan
+    from sglpool.cli.plan import run_plan
 
-    try:
-        kind = Output(output)
-    except ValueError:
-        raise typer.BadParameter(f"{output!r} is none of table, json, yaml", param_hint="--output") from None
-    raise typer.Exit(run_plan(files, kind))
+    raise typer.Exit(run_plan(files, output))
 
 
-@app.command()
+@app.command(epilog="Runs until SIGTERM or Ctrl-C. Example: sglpool operator --kubeconfig ~/.kube/config --resync 10m")
+def operator(
+    kubeconfig: Annotated[
+        str | None,
+        typer.Option(help="Kubeconfig to use; default: the pod's own account, else $KUBECONFIG or ~/.kube/config."),
+    ] = None,
+    namespaces: Annotated[
+        list[str] | None,
+        typer.Option("--namespace", "-n", help="Namespace to serve, may be repeated; default: all of them."),
+    ] = None,
+    bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of /healthz, /readyz and /metrics.")] = (
+        "0.0.0.0:8080"
+    ),
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Pools that are reconciled side by side.")] = 8,
+    leader_elect: Annotated[
+        bool, typer.Option("--leader-elect", help="Wait for a Lease, so that one of several replicas works.")
+    ] = False,
+    resync: Annotated[str, typer.Option(metavar="DURATION", help="Time between full listings, such as 5m.")] = "5m",
+    log_level: Annotated[LogLevel, typer.Option(help="Least severity to log.")] = LogLevel.INFO,
+    log_format: Annotated[LogFormat, typer.Option(help="text for people, json for collectors.")] = LogFormat.TEXT,
+) -> None:
+    """Run the operator: turn InferencePools into engines, and keep them so."""
+    from sglpool.cli.operator import OperatorArguments, run
+
+    arguments = OperatorArguments(
+        kubeconfig=kubeconfig,
+        namespaces=tuple(namespaces) if namespaces else None,
+        bind=bind,
+        workers=workers,
+        leader_elect=leader_elect,
+        resync=resync,
+        log_level=log_level.upper(),
+        log_json=log_format is LogFormat.JSON,
+    )
+    raise typer.Exit(run(arguments))
+
+
+@app.command(epilog="Install it: sglpool crd | kubectl apply --server-side -f -")
 def crd(
     chart: Annotated[bool, typer.Option("--chart", help="Print it as a template of the Helm chart.")] = False,
 ) -> None:
-    """Print the CustomResourceDefinition: `sglpool crd | kubectl apply --server-side -f -`."""
+    """Print the CustomResourceDefinition of InferencePool as YAML."""
     from sglpool.cli.crd import chart_text, crd_text
 
     typer.echo(chart_text() if chart else crd_text(), nl=False)
 
 
-@app.command()
-def operator(
-    kubeconfig: Annotated[
-        str | None, typer.Option(help="Kubeconfig; default: the pod's own account, else $KUBECONFIG.")
-    ] = None,
-    namespace: Annotated[
-        list[str] | None, typer.Option(help="Namespace to serve, repeatable; all when absent.")
-    ] = None,
-    bind: Annotated[
-        str, typer.Option(help="Address and port of /healthz, /readyz and /metrics; port 0 takes a free one.")
-    ] = "0.0.0.0:8080",
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Pools reconciled side by side.")] = 8,
-    resync: Annotated[int, typer.Option(min=10, help="Seconds between full listings.")] = 300,
-    leader_elect: Annotated[
-        bool, typer.Option("--leader-elect", help="Wait for a Lease first, for more than one operator replica.")
-    ] = False,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
-) -> None:
-    """Run the operator: watch pools and keep their children, sizes and status right."""
-    from sglpool.cli.operator import run
-
-    raise typer.Exit(
-        run(
-            kubeconfig=kubeconfig,
-            namespaces=tuple(namespace or ()),
-            bind=bind,
-            workers=workers,
-            resync_s=resync,
-            leader_election=leader_elect,
-            log_level=log_level,
-            log_format=log_format,
-        )
-    )
+def main() -> None:
+    """Run the command line."""
+    app()

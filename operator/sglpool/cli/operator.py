@@ -1,88 +1,134 @@
-"""`sglpool operator`: set up logging, run the process, and end with one clear line when it cannot run."""
+"""`sglpool operator`: options to the operator's own types, logging, and failures as one clear line.
 
-from __future__ import annotations
+Not here: the operator (`controller`).
+"""
 
 import asyncio
 import json
 import logging
 import sys
-from datetime import UTC, datetime
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-import typer
-
+from sglpool.api.quantity import parse_duration_s
 from sglpool.controller.app import MissingCRD, OperatorOptions, run_operator
 from sglpool.kube import KubeConfigError, KubeError, LeaseLost
 
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+EXPECTED = (MissingCRD, KubeConfigError, KubeError, LeaseLost, OSError)
+"""Failures whose own words are enough; anything else is a defect and shows its traceback."""
+
+_LOG = logging.getLogger("sglpool")
 
 
-def run(
-    *,
-    kubeconfig: str | None,
-    namespaces: tuple[str, ...],
-    bind: str,
-    workers: int,
-    resync_s: int,
-    leader_election: bool,
-    log_level: str,
-    log_format: str,
-) -> int:
-    """Run the operator until it is stopped; the exit code."""
-    if log_level not in _LEVELS:
-        raise typer.BadParameter(f"{log_level!r} is none of {', '.join(_LEVELS)}", param_hint="--log-level")
-    if log_format not in {"text", "json"}:
-        raise typer.BadParameter(f"{log_format!r} is neither text nor json", param_hint="--log-format")
-    host, _, port = bind.rpartition(":")
-    if not port.isdecimal():
-        raise typer.BadParameter(f"{bind!r} is not ADDRESS:PORT, for example 0.0.0.0:8080", param_hint="--bind")
-    _set_up_logging(_LEVELS[log_level], as_json=log_format == "json")
-    options = OperatorOptions(
-        kubeconfig=kubeconfig,
-        namespaces=namespaces or None,
-        host=host or "0.0.0.0",
-        port=int(port),
-        workers=workers,
-        leader_election=leader_election,
-        resync_period_s=float(resync_s),
-    )
-    return _run(options)
+class BadArgument(Exception):
+    """An option that cannot be used as it is."""
 
 
-def _run(options: OperatorOptions) -> int:
-    """Run; expected failures are one line on standard error, unexpected ones keep their traceback."""
-    failures: list[BaseException] = []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorArguments:
+    """The words of the command line.
+
+    Attributes:
+        kubeconfig: Path of a kubeconfig, None for the default.
+        namespaces: Namespaces to serve, None for all.
+        bind: `HOST:PORT` of the HTTP endpoints.
+        workers: Pools reconciled side by side.
+        leader_elect: Whether to wait for a Lease.
+        resync: Time between full listings, a Go duration.
+        log_level: A level of `logging`.
+        log_json: Whether lines are JSON.
+    """
+
+    kubeconfig: str | None
+    namespaces: tuple[str, ...] | None
+    bind: str
+    workers: int
+    leader_elect: bool
+    resync: str
+    log_level: str
+    log_json: bool
+
+
+def run(arguments: OperatorArguments) -> int:
+    """Run the operator until it is told to stop.
+
+    Returns:
+        The exit code: 0 after a stop, 1 after a failure, 2 for an unusable option.
+    """
+    try:
+        options = options_of(arguments)
+    except BadArgument as error:
+        print(f"sglpool operator: {error}", file=sys.stderr)
+        return 2
+    set_up_logging(level=arguments.log_level, as_json=arguments.log_json)
     try:
         asyncio.run(run_operator(options))
-    except* (MissingCRD, KubeConfigError, KubeError, LeaseLost) as group:
-        failures += _leaves(group)
-    for failure in failures:
-        typer.echo(f"error: {failure}", err=True)
-    return 1 if failures else 0
+    except Exception as error:
+        return _failure(error)
+    return 0
 
 
-def _leaves(group: BaseException) -> list[BaseException]:
-    if isinstance(group, BaseExceptionGroup):
-        return [leaf for inner in group.exceptions for leaf in _leaves(inner)]
-    return [group]
+def options_of(arguments: OperatorArguments) -> OperatorOptions:
+    """The operator's options.
+
+    Raises:
+        BadArgument: An option cannot be used; the message names it.
+    """
+    host, port = _parse_bind(arguments.bind)
+    try:
+        resync_s = parse_duration_s(arguments.resync)
+    except ValueError as error:
+        raise BadArgument(f"--resync {error}") from None
+    if resync_s < 1:
+        raise BadArgument(f"--resync {arguments.resync} is no time at all: write for example 5m")
+    return OperatorOptions(
+        kubeconfig=arguments.kubeconfig,
+        namespaces=arguments.namespaces,
+        host=host,
+        port=port,
+        workers=arguments.workers,
+        leader_election=arguments.leader_elect,
+        resync_period_s=resync_s,
+    )
 
 
-def _set_up_logging(level: int, *, as_json: bool) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
-    handler.setFormatter(_JsonFormatter() if as_json else text)
+def _parse_bind(bind: str) -> tuple[str, int]:
+    host, _, port = bind.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise BadArgument(f"--bind {bind!r} is not HOST:PORT: write for example 0.0.0.0:8080 or [::]:8080")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def set_up_logging(*, level: str, as_json: bool) -> None:
+    """Log to standard error; kopf's own running commentary only from warnings on."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # kopf tells of every event; what we do about it is one line of ours.
-    for noisy in ("kopf", "asyncio", "aiohttp"):
-        logging.getLogger(noisy).setLevel(max(level, logging.WARNING))
+    for name in ("kopf", "aiohttp", "asyncio"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # What it warns of is said better by the error that follows.
+    logging.getLogger("kubernetes").setLevel(logging.ERROR)
+
+
+def _stamp(created_s: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(created_s)) + f".{int(created_s * 1000) % 1000:03d}Z"
+
+
+class _TextFormatter(logging.Formatter):
+    """`2026-01-31T12:00:00.000Z INFO  sglpool.controller.reconcile: words`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = f"{_stamp(record.created)} {record.levelname:<7} {record.name}: {record.getMessage()}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
 class _JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object a line: time, level, logger, message, and exception where there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as JSON."""
         entry = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "time": _stamp(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -90,3 +136,23 @@ class _JsonFormatter(logging.Formatter):
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, ensure_ascii=False)
+
+
+def _failure(error: Exception) -> int:
+    """Say why the operator ended; tasks fail in groups, of which every member counts."""
+    causes = list(_leaves(error))
+    unexpected = [cause for cause in causes if not isinstance(cause, EXPECTED)]
+    for cause in unexpected:
+        _LOG.error("the operator failed: %s", cause, exc_info=cause)
+    if not unexpected:
+        for text in dict.fromkeys(str(cause) for cause in causes):
+            print(f"sglpool operator: {text}", file=sys.stderr)
+    return 1
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
