@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # `support` is imported by its own name
-
 from sglpool.sandbox import binaries
 from sglpool.sandbox.cluster import Sandbox
 from sglpool.sandbox.versions import EVERYTHING
