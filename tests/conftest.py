@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from sglpool.sandbox import binaries
@@ -23,6 +24,11 @@ from support.kubectl import Kubectl
 from support.waiting import wait_until
 
 NODES = {"B200": 4, "B300": 2}
+
+# The same examples in every run of CI, so that a red build is about the change; new ones on a developer's machine.
+hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("dev", deadline=None)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
 def pytest_sessionstart() -> None:
