@@ -208,3 +208,21 @@ def test_adopting_a_statefulset_written_by_hand(make_pool: PoolMaker, kubectl: K
     assert least >= 1
     assert not set(uids(pool).values()) & set(before.values())
     assert pool.statefulset()["spec"]["serviceName"] == "p-engine"
+
+
+def test_adopting_a_restored_pool_restarts_nothing(make_pool: PoolMaker, kubectl: Kubectl, namespace: str) -> None:
+    """The pool was deleted without its children, or comes back from a backup: they are handed over by annotation."""
+    pool = make_pool(replicas=2)
+    pool.wait_ready()
+    before = uids(pool)
+    kubectl("delete", "sglpool", "p", "-n", namespace, "--cascade=orphan")
+    kubectl("wait", "--for=delete", "sglpool/p", "-n", namespace, "--timeout=30s")
+    pool.apply()
+    assert "p-" in pool.wait_for("Stalled", reason="NameConflict")["message"]
+    kinds = "statefulsets,services,serviceaccounts,poddisruptionbudgets,configmaps"
+    kubectl("annotate", kinds, "-l", "sglpool.io/pool=p", "-n", namespace, "sglpool.io/adopt-object=true")
+    pool.apply(load={"tokensPerRequest": 90_000})
+    pool.wait_ready()
+    assert uids(pool) == before
+    owner = pool.get()["metadata"]["uid"]
+    assert pool.statefulset()["metadata"]["ownerReferences"][0]["uid"] == owner
