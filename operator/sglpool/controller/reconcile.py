@@ -106,7 +106,7 @@ class Reconciler:
     async def _bring_forward(self, pool: Pool, manifest: Manifest) -> QueueOutcome:
         key = (pool.namespace, pool.name)
         for _ in range(MAX_PASSES):
-            observed = self._store.observed(key, {})
+            observed = self._store.observed(key, self._refusals.known(key))
             sized = size_pool(
                 pool,
                 self._catalog,
