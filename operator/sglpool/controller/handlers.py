@@ -95,7 +95,7 @@ def build_settings() -> kopf.OperatorSettings:
     settings.scanning.disabled = True
     settings.watching.connect_timeout = 10
     settings.watching.server_timeout = 290
-    settings.watching.chunk_size = 100
+    settings.watching.chunk_size = 50
     settings.networking.request_timeout = 30
     # The default gives up after a minute of API server restart, and takes the process with it.
     settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 55, 55)
@@ -103,7 +103,7 @@ def build_settings() -> kopf.OperatorSettings:
     settings.persistence.finalizer = f"{names.GROUP}/finalizer"
     settings.persistence.diffbase_storage = _NoDiff()
     # A worker keeps its object's last event until it has idled for so long; the default is 5 s.
-    settings.queueing.idle_timeout = 0.5
+    settings.queueing.idle_timeout = 0.1
     settings.execution.max_workers = 1
     for plural in ("statefulsets", "pods"):
         group = "apps" if plural == "statefulsets" else ""

@@ -5,8 +5,10 @@ Not here: what is done about a pool (`reconcile`).
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
@@ -30,17 +32,32 @@ from sglpool.kube.resources import (
     SERVICES,
     STATEFULSETS,
 )
-from sglpool.plan.children import healthy_children, stale_configmaps
+from sglpool.plan.children import expected_children, is_healthy, stale_configmaps
 
 _LOG = logging.getLogger(__name__)
 
 PERIOD_S = 300.0
-PAGE_SIZE = 100
+PAGE_SIZE = 50
 """Objects per page: a StatefulSet is 15 kB of JSON, and a whole listing of a thousand must never be in memory."""
 
 _ByPool = dict[PoolKey, list[Manifest]]
 
 _CHILDREN = (SERVICE_ACCOUNTS, SERVICES, POD_DISRUPTION_BUDGETS)
+
+
+@dataclass(slots=True)
+class _Listing:
+    """What a full listing found.
+
+    Attributes:
+        children: Kind and name of the healthy shared children of every pool.
+        configmaps: Launch ConfigMaps by pool, metadata only.
+        crowded: Pools with more than one of them.
+    """
+
+    children: dict[PoolKey, set[tuple[str, str]]] = field(default_factory=dict)
+    configmaps: _ByPool = field(default_factory=dict)
+    crowded: dict[PoolKey, Pool] = field(default_factory=dict)
 
 
 class Resync:
@@ -104,36 +121,35 @@ class Resync:
             async for page in self._pages(PODS, namespace):
                 for manifest in page:
                     views.put_pod(manifest)
-        pools, children, configmaps = await self._read_pools()
+        found = await self._read_pools()
         self._store.replace(views, mark=mark)
-        self._store.replace_children(children)
+        pools = [*found.children]
+        self._store.replace_children(found.children)
         for key in {*pools, *self._store.keys()}:
             self._queue.add(key, fresh=False)
         self.last_s = self._wall_clock_s()
         self._metrics.resync.set(self.last_s)
-        for key, maps in configmaps.items():
-            if key in pools and len(maps) > 1:
-                await self._collect(pools[key], maps)
+        for key, pool in found.crowded.items():
+            await self._collect(pool, found.configmaps[key])
 
-    async def _read_pools(self) -> tuple[dict[PoolKey, Pool], dict[PoolKey, set[tuple[str, str]]], _ByPool]:
-        live: _ByPool = {}
-        configmaps: _ByPool = {}
-        pools: dict[PoolKey, Pool] = {}
+    async def _read_pools(self) -> _Listing:
+        """Pools, their healthy children and their ConfigMaps; of whole objects never more than a page is kept."""
+        found = _Listing()
         for namespace in self._namespaces:
+            async for page in self._pages(CONFIGMAPS, namespace, metadata_only=True):
+                _sort(page, found.configmaps)
+            expected: dict[tuple[PoolKey, str, str], Manifest] = {}
+            async for page in self._kube.pages(POOLS, namespace=namespace, page_size=PAGE_SIZE):
+                for pool in _parsed(page):
+                    key = (pool.namespace, pool.name)
+                    found.children[key] = set()
+                    expected |= {(key, c["kind"], c["metadata"]["name"]): c for c in expected_children(pool)}
+                    if len(found.configmaps.get(key, ())) > 1:
+                        found.crowded[key] = pool
             for resource in _CHILDREN:
                 async for page in self._pages(resource, namespace):
-                    _sort(page, live)
-            async for page in self._pages(CONFIGMAPS, namespace, metadata_only=True):
-                _sort(page, configmaps)
-            async for page in self._kube.pages(POOLS, namespace=namespace, page_size=PAGE_SIZE):
-                for manifest in page:
-                    try:
-                        pool = parse_pool(manifest)
-                    except ValidationError:
-                        continue
-                    pools[pool.namespace, pool.name] = pool
-        children = {key: set(healthy_children(pool, live.get(key, ()))) for key, pool in pools.items()}
-        return pools, children, configmaps
+                    _judge(page, expected, found.children)
+        return found
 
     async def _collect(self, pool: Pool, maps: list[Manifest]) -> None:
         """Delete launch ConfigMaps that nothing refers to any more."""
@@ -173,9 +189,32 @@ class Resync:
         )
 
 
+def _parsed(page: Iterable[Manifest]) -> Iterator[Pool]:
+    """The pools of a page; one that does not fit this operator is reported by its reconcile."""
+    for manifest in page:
+        with contextlib.suppress(ValidationError):
+            yield parse_pool(manifest)
+
+
 def _sort(page: Iterable[Manifest], into: _ByPool) -> None:
-    """Put objects under the pool that their label names."""
+    """Put objects under the pool that their label names, without their largest part, which nobody reads."""
     for manifest in page:
         key = pool_key(manifest)
         if key is not None:
+            manifest["metadata"].pop("managedFields", None)
             into.setdefault(key, []).append(manifest)
+
+
+def _judge(
+    page: Iterable[Manifest],
+    expected: Mapping[tuple[PoolKey, str, str], Manifest],
+    healthy: dict[PoolKey, set[tuple[str, str]]],
+) -> None:
+    """Note which children of a page are as they should be."""
+    for manifest in page:
+        key, kind, name = pool_key(manifest), manifest["kind"], manifest["metadata"]["name"]
+        if key is None:
+            continue
+        desired = expected.get((key, kind, name))
+        if desired is not None and is_healthy(manifest, desired):
+            healthy[key].add((kind, name))

@@ -38,7 +38,8 @@ from sglpool.kube.resources import Resource
 RequestHook: TypeAlias = Callable[[str, Resource, int, float], None]
 """Called after every attempt with verb, resource, HTTP status (0: no answer) and seconds. For metrics."""
 
-_MAX_CONNECTIONS = 64
+# Each costs 128 KiB of TLS buffers; the usual eight workers have five requests under way at most.
+_MAX_CONNECTIONS = 32
 _CONNECT_TIMEOUT_S = 10.0
 # The API server closes idle connections after 90 s; leaving first avoids sending into a closing one.
 _KEEPALIVE_S = 60.0

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from sglpool.api import names
 from sglpool.api.base import Manifest
 from sglpool.api.pool import Pool
+from sglpool.plan.observed import controller_uid
 from sglpool.render import children_hash, shared_children
 
 
@@ -17,24 +18,16 @@ def expected_children(pool: Pool) -> tuple[Manifest, ...]:
     return tuple(_with_hash(child) for child in shared_children(pool))
 
 
-def healthy_children(pool: Pool, live: Iterable[Manifest]) -> frozenset[tuple[str, str]]:
-    """Kind and name of the shared children that exist, are the pool's, and were not changed by hand.
+def is_healthy(live: Manifest, desired: Manifest) -> bool:
+    """Whether a live child is the pool's and was not changed by hand.
 
     Args:
-        pool: The pool.
-        live: Objects that carry its label, each with its kind.
+        live: The object.
+        desired: What `expected_children` says of the same kind and name.
     """
-    by_name = {(m["kind"], m["metadata"]["name"]): m for m in live}
-    healthy = set()
-    for desired in expected_children(pool):
-        key = (desired["kind"], desired["metadata"]["name"])
-        found = by_name.get(key)
-        if found is None or not is_owned(found, pool):
-            continue
-        same_version = _hash_of(found) == _hash_of(desired)
-        if not same_version or contains(found, desired):
-            healthy.add(key)
-    return frozenset(healthy)
+    if controller_uid(live["metadata"]) != controller_uid(desired["metadata"]):
+        return False
+    return _hash_of(live) != _hash_of(desired) or contains(live, desired)
 
 
 def stale_configmaps(pool: Pool, live: Iterable[Manifest], users: Iterable[Manifest]) -> list[Manifest]:

@@ -69,7 +69,7 @@ class ObservedStatefulSet:
             name=metadata["name"],
             uid=metadata["uid"],
             gpu_type=(metadata.get("labels") or {}).get(names.LABEL_GPU, ""),
-            owner_uid=_controller_uid(metadata),
+            owner_uid=controller_uid(metadata),
             adoptable=annotations.get(names.ANNOTATION_ADOPT) == "true",
             caught_up=status.get("observedGeneration", 0) >= metadata.get("generation", 0),
             spec_hash=annotations.get(names.ANNOTATION_SPEC_HASH, ""),
@@ -141,7 +141,7 @@ class ObservedPod:
             uid=metadata["uid"],
             ordinal=names.ordinal_of(metadata["name"]),
             gpu_type=labels.get(names.LABEL_GPU, ""),
-            owner_uid=_controller_uid(metadata),
+            owner_uid=controller_uid(metadata),
             revision=labels.get("controller-revision-hash", ""),
             ready=(conditions.get("Ready") or {}).get("status") == "True" and not terminating,
             terminating=terminating,
@@ -198,7 +198,8 @@ class Observed:
         return tuple(sorted((p for p in self.pods if p.gpu_type == gpu_type), key=lambda p: p.ordinal))
 
 
-def _controller_uid(metadata: Manifest) -> str:
+def controller_uid(metadata: Manifest) -> str:
+    """The uid of an object's controller, empty without one."""
     owners = metadata.get("ownerReferences") or ()
     return next((owner["uid"] for owner in owners if owner.get("controller")), "")
 
