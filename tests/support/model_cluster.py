@@ -174,8 +174,11 @@ class ModelCluster:
             case Scale(name=name, replicas=replicas, partition=partition):
                 self._scale(self.statefulsets[name], replicas, partition)
             case DeleteObject(kind="Pod", name=name, uid=uid):
-                if name in self.pods and self.pods[name].uid == uid:
-                    self._replace(self.pods[name])
+                pod = self.pods.get(name)
+                if pod and pod.uid == uid and pod.owner:
+                    self._replace(pod)
+                elif pod and pod.uid == uid:
+                    pod.terminating = True
             case DeleteObject(name=name, uid=uid):
                 assert self.statefulsets[name].uid == uid
                 self.delete(name)
@@ -260,6 +263,7 @@ class ModelCluster:
                 pod.node = True
         for pod in list(self.pods.values()):
             self._run(pod)
+        self.taken = {name for name in self.taken if self._wanted(name)}
 
     def _control(self, current: ModelStatefulSet) -> None:
         current.observed_generation = current.generation
@@ -326,10 +330,12 @@ class ModelCluster:
         elif pod.node and pod.good and not pod.ready:
             pod.loading -= 1
             pod.ready = pod.loading <= 0
-        current = self.statefulsets.get(pod.name.rpartition("-")[0])
-        scaled_away = current is None or pod.ordinal >= current.replicas
-        if scaled_away or (pod.ready and not pod.terminating):
+        if pod.ready and not pod.terminating:
             self.taken.discard(pod.name)
+
+    def _wanted(self, pod_name: str) -> bool:
+        current = self.statefulsets.get(pod_name.rpartition("-")[0])
+        return current is not None and names.ordinal_of(pod_name) < current.replicas
 
     def _named(self, statefulset: str) -> Iterator[ModelPod]:
         return (p for p in list(self.pods.values()) if p.name.rpartition("-")[0] == statefulset)

@@ -203,12 +203,22 @@ def _settle(pool: Pool, current: ObservedStatefulSet, replicas: int, observed: O
 
 
 def _removed_types(pool: Pool, observed: Observed) -> list[Step]:
+    """StatefulSets of types that left the spec, and pods that such a one left behind when it was orphaned."""
     wanted = {names.statefulset_name(pool.name, gpu.type) for gpu in pool.spec.gpus}
-    return [
-        DeleteObject(kind="StatefulSet", name=s.name, uid=s.uid, reason="its GPU type left the spec")
+    reason = "its GPU type left the spec"
+    statefulsets = [
+        DeleteObject(kind="StatefulSet", name=s.name, uid=s.uid, reason=reason)
         for s in observed.statefulsets
         if s.owner_uid == pool.uid and s.name not in wanted
     ]
+    orphans = [
+        DeleteObject(kind="Pod", name=p.name, uid=p.uid, reason=reason)
+        for p in observed.pods
+        if not (p.owner_uid or p.terminating)
+        and (owner := names.statefulset_name(pool.name, p.gpu_type)) not in wanted
+        and p.name == f"{owner}-{p.ordinal}"
+    ]
+    return [*statefulsets, *orphans]
 
 
 def _children(pool: Pool, observed: Observed) -> list[Step]:
