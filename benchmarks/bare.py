@@ -42,7 +42,7 @@ class BareClient:
     @asynccontextmanager
     async def connect(cls, kubeconfig: Path) -> AsyncIterator["BareClient"]:
         """Open a session with the kubeconfig's only user, by certificate or token."""
-        config = yaml.safe_load(kubeconfig.read_text())
+        config = yaml.safe_load(await asyncio.to_thread(kubeconfig.read_text))
         cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
         headers = {"Authorization": f"Bearer {user['token']}"} if "token" in user else {}
         connector = aiohttp.TCPConnector(limit=0, ssl=_tls(cluster, user), keepalive_timeout=60)
@@ -81,7 +81,7 @@ class BareClient:
 
     @asynccontextmanager
     async def watch(self, resource: Resource, namespace: str) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The lines of a watch of everything that has a pool's label, metadata only; it stands when the block begins."""
+        """Lines of a watch of everything with a pool's label, metadata only; it stands when the block begins."""
         path = f"{resource.path(namespace)}?watch=true&labelSelector={names.LABEL_POOL}"
         async with self._session.get(self._server + path, headers={"Accept": _METADATA}) as response:
             response.raise_for_status()

@@ -26,9 +26,9 @@ from typing import Any
 
 import psutil
 import yaml
-
 from benchmarks.bare import BareClient, Observer
 from benchmarks.common import RESULTS, Row, percentile, show, write_results
+
 from sglpool.api import names
 from sglpool.api.base import Manifest
 from sglpool.api.crd import build_crd
@@ -276,7 +276,7 @@ class OperatorProcess:
             if self._popen.poll() is not None or time.perf_counter() > deadline:
                 state = f"ended with {self._popen.returncode}" if self._popen.poll() is not None else "is not ready"
                 raise RuntimeError(f"the operator {state}:\n{self._log.read_text()[-3000:]}")
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.25)
 
     async def figures(self) -> dict[str, float]:
         """Its own metrics; series of one name are added up."""
@@ -359,7 +359,7 @@ _READS = ("requests:get", "requests:list")
 
 
 def _foreign_writes(before: Counter[str], after: Counter[str]) -> int:
-    """All writes but those of Leases, which the API server renews for itself. Nothing else writes: no nodes, no pods."""
+    """All writes but those of Leases, which the API server renews for itself. No nodes, no pods: nobody else writes."""
     writes = {resource: count for resource, count in (after - before).items() if resource != "leases"}
     if writes:
         _say(f"writes: {writes}")

@@ -4,6 +4,8 @@ Every part runs as a task of one group; the first that fails ends the process, a
 """
 
 import asyncio
+import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -66,6 +68,7 @@ async def run_operator(options: OperatorOptions) -> None:
         KubeError: The API server cannot be read at start.
         LeaseLost: Another replica became the leader.
     """
+    _return_large_blocks()
     if options.kubeconfig:
         os.environ["KUBECONFIG"] = options.kubeconfig
     stop = asyncio.Event()
@@ -181,6 +184,20 @@ class Operator:
             clock=time.monotonic,
         )
 
+
+def _return_large_blocks() -> None:
+    """Have glibc map large blocks on their own, so that they go back to the system when they are freed.
+
+    Left alone it raises the bound to the largest block that it saw freed; from then on bodies of requests and pages
+    of listings leave holes in the heap: 40 MiB of them after a thousand new pools. Other C libraries have no such
+    bound, and no such function.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+
+
+_M_MMAP_THRESHOLD = -3  # malloc.h
+_LARGE_BLOCK_BYTES = 32 * 1024
 
 _NOTHING = "metadata.name=-"
 """A selector that nothing matches: the answer tells whether the resource exists, at no cost."""
