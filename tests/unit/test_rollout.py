@@ -1,0 +1,149 @@
+"""The partition and the pods to replace, trap by trap.
+
+A StatefulSet is written as one word per ordinal: `old` and `new` are ready on that revision; `-loading` comes up,
+`-pending` has no node, `-crash` ends again and again, `-ending` is going away; `none` is missing.
+"""
+
+import pytest
+
+from sglpool.plan import ObservedPod, ObservedStatefulSet
+from sglpool.plan.rollout import next_partition, pods_to_replace, rolling_out
+from support.observed import observed_pod, observed_statefulset
+
+
+def pod(ordinal: int, word: str) -> ObservedPod:
+    revision, _, state = word.partition("-")
+    return observed_pod(
+        ordinal,
+        revision=revision,
+        ready=not state,
+        terminating=state == "ending",
+        unschedulable="0/4 nodes are available." if state == "pending" else "",
+        node="" if state == "pending" else "n",
+        restarts=5 if state == "crash" else 0,
+    )
+
+
+def world(words: str, partition: int, replicas: int | None = None) -> tuple[ObservedStatefulSet, list[ObservedPod]]:
+    states = words.split()
+    pods = [pod(ordinal, word) for ordinal, word in enumerate(states) if word != "none"]
+    size = len(states) if replicas is None else replicas
+    return observed_statefulset(replicas=size, partition=partition, current="old", update="new"), pods
+
+
+@pytest.mark.parametrize(
+    ("words", "partition", "most", "expected"),
+    [
+        # One after another, from the top.
+        ("old old old", 3, 1, 2),
+        ("old old new-loading", 2, 1, 2),
+        ("old old new", 2, 1, 1),
+        ("new new new", 3, 1, 0),
+        ("old old old", 3, 2, 1),
+        ("old old old", 3, 9, 0),
+        # The controller has not replaced the pod yet: it is on its way.
+        ("old old old", 2, 1, 2),
+        ("old old old-ending", 2, 1, 2),
+        ("old old none", 2, 1, 2),
+        # A bad template keeps what it has.
+        ("old old new-crash", 2, 1, 2),
+        ("old old new-crash", 2, 2, 1),
+        # A Pending ordinal gets the template first, and holds the rest; two at a time go past it.
+        ("old old old-pending", 3, 1, 2),
+        ("old old new-pending", 2, 1, 2),
+        ("old old new-pending", 2, 2, 1),
+        # What is broken below never holds up its own cure; what is coming up does.
+        ("old-crash old old", 3, 1, 2),
+        ("old-pending old old", 3, 1, 2),
+        ("old-loading old old", 3, 1, 3),
+        ("old-ending old old", 3, 1, 3),
+        ("none old old", 3, 1, 3),
+        ("old-loading old old", 3, 2, 2),
+        # All broken: one tries the new template; once it is ready, the rest follow at once.
+        ("old-crash old-crash old-crash", 3, 1, 2),
+        ("old-crash old-crash new-loading", 2, 1, 2),
+        ("old-crash old-crash new", 2, 1, 0),
+        # A node lost in mid roll-out: the unproven template does not collect the pod, the proven one does.
+        ("old old-loading new-loading", 2, 1, 2),
+        ("old none new-loading", 2, 1, 2),
+        ("old old-loading new", 2, 1, 1),
+        ("old-loading old new", 2, 1, 2),
+        # Back to the old spec: what is ready on it is done at once, the broken one is taken in.
+        ("new new bad-crash", 3, 1, 0),
+        # A partition beyond the size, and no size at all.
+        ("old old", 7, 1, 1),
+        ("", 0, 1, 0),
+    ],
+)
+def test_next_partition(words, partition, most, expected):
+    statefulset, pods = world(words, partition)
+    assert next_partition(statefulset, pods, max_unavailable=most) == expected
+
+
+def test_a_replica_that_is_refused_does_not_hold_up_the_template_that_cures_it():
+    statefulset, pods = world("none old old", 3)
+    assert next_partition(statefulset, pods, max_unavailable=1, refused=True) == 2
+
+
+def test_scaling_up_in_mid_roll_out_waits_for_the_new_replicas():
+    statefulset, pods = world("old old new new-loading", 2)
+    assert next_partition(statefulset, pods, max_unavailable=1) == 2
+
+
+def test_scaling_down_in_mid_roll_out_goes_on_from_the_new_top():
+    statefulset, pods = world("old old new new", 2, replicas=2)
+    assert next_partition(statefulset, pods, max_unavailable=1) == 1
+
+
+def test_pods_of_somebody_else_do_not_count():
+    statefulset, pods = world("old old new", 2)
+    stranger = observed_pod(2, revision="old", ready=False, owner_uid="other")
+    assert next_partition(statefulset, [*pods, stranger], max_unavailable=1) == 1
+    assert pods_to_replace(statefulset, [stranger], max_unavailable=3) == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "partition", "most", "expected"),
+    [
+        ("old old old", 3, 1, []),
+        ("old old old", 2, 1, [2]),
+        ("old old old", 1, 2, [1, 2]),
+        # However far the partition was lowered, ready pods go in time.
+        ("old old old", 0, 1, [2]),
+        ("old old new-loading", 0, 1, []),
+        ("old old new-loading", 0, 2, [1]),
+        ("old old old-ending", 1, 1, []),
+        # What is down and passed costs nothing to replace.
+        ("old old-crash old-pending", 1, 1, [1, 2]),
+        ("old old new-crash", 2, 1, []),
+        # Below the partition: only what is down on an abandoned revision returns to the one that worked.
+        ("old bad-crash new-crash", 2, 1, [1]),
+        ("old bad new-crash", 2, 1, []),
+        ("old old-crash new-crash", 2, 1, []),
+        # Something below comes up: no ready pod is taken.
+        ("old-loading old old", 1, 1, []),
+        ("old-crash old old", 1, 1, [2]),
+    ],
+)
+def test_pods_to_replace(words, partition, most, expected):
+    statefulset, pods = world(words, partition)
+    assert sorted(p.ordinal for p in pods_to_replace(statefulset, pods, max_unavailable=most)) == expected
+
+
+def test_pods_beyond_the_size_are_left_to_the_controller():
+    statefulset, pods = world("new new old-crash", 0, replicas=2)
+    assert pods_to_replace(statefulset, pods, max_unavailable=1) == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "partition", "rolling"),
+    [
+        ("new new", 0, False),
+        ("new new", 1, True),
+        ("old new", 0, True),
+        ("new-loading new", 0, False),
+        ("none", 0, False),
+    ],
+)
+def test_rolling_out(words, partition, rolling):
+    assert rolling_out(*world(words, partition)) is rolling
