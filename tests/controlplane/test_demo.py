@@ -1,0 +1,30 @@
+"""The demo of the README, run as a user runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.controlplane
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(400)
+def test_the_demo_goes_as_told(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "sglpool", "sandbox", "demo", "--dir", str(tmp_path / "demo")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=390,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "AllReplicasReady" in done.stdout
+    assert "This would fit: tensorParallelSize 4" in done.stdout
+    assert "nothing is left running" in done.stdout
+    assert not (tmp_path / "demo").exists()
