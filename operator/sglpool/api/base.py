@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
+from sglpool.api import patterns
 from sglpool.api.quantity import DURATION_PATTERN, QUANTITY_PATTERN, parse_bytes, parse_duration_s
 
 Manifest = dict[str, Any]
@@ -53,6 +54,8 @@ class Model(BaseModel):
 
 
 def _duration(value: object) -> object:
+    if isinstance(value, int):
+        raise ValueError(f"{value} has no unit: write a duration, for example 90s, 15m or 1h30m")
     return parse_duration_s(value) if isinstance(value, str) else value
 
 
@@ -92,9 +95,9 @@ BytesOrAuto = Annotated[
 """Bytes, or `Auto`."""
 
 Percent = Annotated[int, Field(ge=1, le=100)]
-Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+Name = Annotated[str, Field(min_length=1, max_length=63, pattern=patterns.OBJECT_NAME)]
 """Name of another object in the pool's namespace."""
-FilePath = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^/.*$")]
+FilePath = Annotated[str, Field(min_length=1, max_length=512, pattern=patterns.ABSOLUTE_PATH)]
 """An absolute path."""
 Text = Annotated[str, Field(min_length=1, max_length=512)]
 
@@ -113,7 +116,7 @@ class SecretKey(Model):
     """One key of a Secret in the pool's namespace."""
 
     name: Name = Field(description="Name of a Secret in the pool's namespace.")
-    key: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")] = Field(
+    key: Annotated[str, Field(min_length=1, max_length=253, pattern=patterns.SECRET_KEY)] = Field(
         description="Key inside that Secret."
     )
 

@@ -4,9 +4,10 @@ pydantic speaks JSON Schema, the API server takes the structural subset of OpenA
 into the other and attaches CEL rules, list keys, printer columns and the scale subresource. Not here: any field.
 """
 
+import re
 from typing import Any
 
-from sglpool.api import names
+from sglpool.api import names, patterns
 from sglpool.api.base import Manifest, Model, Rule
 from sglpool.api.pool import InferencePoolSpec
 from sglpool.api.status import PENDING_STATUS, InferencePoolStatus
@@ -23,10 +24,10 @@ NAME_RULES = (
         check=lambda name: len(name) <= names.MAX_POOL_NAME_LENGTH,
     ),
     Rule(
-        cel="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        message="metadata.name must start with a letter and hold only a-z, 0-9 and '-', because Services are named "
-        "after it: rename it",
-        check=lambda name: name[:1].isalpha() and name.replace("-", "a").isalnum() and name == name.lower(),
+        cel=f"self.metadata.name.matches('{patterns.POOL_NAME}')",
+        message="metadata.name must start with a letter, hold only a-z, 0-9 and '-', and not end with '-', because "
+        "Services are named after it: rename it",
+        check=lambda name: re.fullmatch(patterns.POOL_NAME, name) is not None,
     ),
 )
 """Rules of the object's name; their twins take the name."""

@@ -1,9 +1,12 @@
 """`spec.engine` and `spec.template`: how the SGLang process and its pod are set up."""
 
+import re
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic.alias_generators import to_camel
 
+from sglpool.api import patterns
 from sglpool.api.base import DurationS, Model, Name, Rule, SecretKey, Text, count_set, duration
 from sglpool.api.flags import MANAGED_FLAGS, managed_arguments, managed_flag
 
@@ -21,7 +24,7 @@ class EnvVar(Model):
     """One environment variable of the engine."""
 
     list_map_key: ClassVar[str | None] = "name"
-    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = Field(
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=patterns.VARIABLE)] = Field(
         description="Name of the variable."
     )
     value: Annotated[str, Field(max_length=4096)] | None = Field(default=None, description="Its value.")
@@ -148,7 +151,8 @@ class Capabilities(Model):
     """Linux capabilities of the engine container beyond none."""
 
     add: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=32, pattern=r"^[A-Z_]+$")], ...], Field(max_length=16)
+        tuple[Annotated[str, Field(min_length=1, max_length=32, pattern=patterns.CAPABILITY)], ...],
+        Field(max_length=16),
     ] = Field(
         default=(),
         description="Capabilities to add, for example SYS_NICE, with which SGLang binds HiCache memory to its socket.",
@@ -165,8 +169,23 @@ class SecurityContext(Model):
 
 
 ResourceName = Annotated[str, Field(max_length=128)]
-ResourceValue = Annotated[int | Annotated[str, Field(max_length=32)], Field()]
+
+
+def _amount(value: int | str) -> int | str:
+    if re.fullmatch(patterns.AMOUNT, str(value)) is None:
+        raise ValueError(f"{value!r} is not an amount: write for example 32 for CPUs and 900Gi for memory")
+    return value
+
+
+ResourceValue = Annotated[
+    int | str,
+    AfterValidator(_amount),
+    WithJsonSchema({"x-kubernetes-int-or-string": True, "pattern": patterns.AMOUNT, "maxLength": 24}),
+]
 ResourceMap = Annotated[dict[ResourceName, ResourceValue], Field(max_length=16)]
+
+
+_MILLI = "type(self.{0}['memory']) == string && string(self.{0}['memory']).endsWith('m')"
 
 
 class Resources(Model):
@@ -185,12 +204,32 @@ class Resources(Model):
             message="resources may not name nvidia.com/gpu: the GPUs of a replica are tensorParallelSize",
             check=lambda self: GPU_RESOURCE not in self.requests and GPU_RESOURCE not in self.limits,
         ),
+        Rule(
+            cel=f"!(has(self.requests) && 'memory' in self.requests && {_MILLI.format('requests')}) && "
+            f"!(has(self.limits) && 'memory' in self.limits && {_MILLI.format('limits')})",
+            message="resources: memory in m is thousandths of a byte: write for example 900Gi",
+            check=lambda self: not any(str(part.get("memory")).endswith("m") for part in (self.requests, self.limits)),
+        ),
     )
 
 
-LabelValue = Annotated[str, Field(max_length=63)]
+LabelValue = Annotated[str, Field(max_length=63, pattern=patterns.LABEL_VALUE)]
 LabelKey = Annotated[str, Field(max_length=316)]
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
+
+
+def _keys_rule(field: str) -> Rule:
+    """Keys of labels and annotations; a schema cannot bound the keys of a map."""
+    alias = to_camel(field)
+    return Rule(
+        cel=f"!has(self.{alias}) || self.{alias}.all(k, k.matches('{patterns.LABEL_KEY}'))",
+        message=f"template.{alias}: a key holds only letters, digits, '-', '_' and '.', with a letter or digit first "
+        "and last, and may have a prefix such as example.com/: correct the key",
+        check=lambda self: all(re.fullmatch(patterns.LABEL_KEY, key) for key in getattr(self, field)),
+        field_path=f".{alias}",
+    )
+
+
 Annotations = Annotated[dict[LabelKey, Annotated[str, Field(max_length=4096)]], Field(max_length=32)]
 
 
@@ -224,6 +263,9 @@ class Template(Model):
             check=lambda self: not any(k.startswith(("sglpool.io/", "app.kubernetes.io/")) for k in self.labels),
             field_path=".labels",
         ),
+        _keys_rule("labels"),
+        _keys_rule("annotations"),
+        _keys_rule("node_selector"),
     )
 
 

@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from sglpool.api import patterns
 from sglpool.api.base import (
     Bytes,
     FilePath,
@@ -27,7 +28,7 @@ def _is_commit(text: str) -> bool:
 class HuggingFaceSource(Model):
     """A repository on the Hugging Face Hub at one commit."""
 
-    repo: Annotated[str, Field(min_length=3, max_length=128, pattern=r"^[\w.-]+/[\w.-]+$")] = Field(
+    repo: Annotated[str, Field(min_length=3, max_length=128, pattern=patterns.REPOSITORY)] = Field(
         description="Repository, for example nvidia/Kimi-K2.6-NVFP4."
     )
     revision: Annotated[str, Field(min_length=1, max_length=64)] = Field(
@@ -52,7 +53,7 @@ class ClaimSource(Model):
     """Weights on a PersistentVolumeClaim that many nodes can read."""
 
     claim_name: Name = Field(description="Claim in the pool's namespace; ReadOnlyMany or ReadWriteMany.")
-    sub_path: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^/]")] | None = Field(
+    sub_path: Annotated[str, Field(min_length=1, max_length=512, pattern=patterns.RELATIVE_PATH)] | None = Field(
         default=None, description="Folder of the model inside the claim; the claim's root when absent."
     )
 
@@ -67,7 +68,7 @@ class ImageSource(Model):
     """Weights in an OCI image, mounted as an image volume."""
 
     reference: Text = Field(description="Image reference, best with a digest. Needs image volumes (Kubernetes 1.33).")
-    path: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^/]")] | None = Field(
+    path: Annotated[str, Field(min_length=1, max_length=512, pattern=patterns.RELATIVE_PATH)] | None = Field(
         default=None, description="Folder of the model inside the image; its root when absent."
     )
 
@@ -195,7 +196,7 @@ class Geometry(Model):
 class ModelSpec(Model):
     """The model of a pool."""
 
-    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$")] = Field(
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=patterns.MODEL_NAME)] = Field(
         description="Name that clients use in requests. Immutable."
     )
     profile: Annotated[str, Field(min_length=1, max_length=63)] | None = Field(

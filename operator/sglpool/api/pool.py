@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from sglpool.api import patterns
 from sglpool.api.base import (
     Bytes,
     BytesOrAuto,
@@ -34,7 +35,7 @@ class GPU(Model):
     """Replicas of one GPU type: one StatefulSet."""
 
     list_map_key: ClassVar[str | None] = "type"
-    type: Annotated[str, Field(min_length=2, max_length=11, pattern=r"^[A-Z][A-Z0-9]+$")] = Field(
+    type: Annotated[str, Field(min_length=2, max_length=11, pattern=patterns.GPU_TYPE)] = Field(
         description="GPU type of the catalogue: B200, B300, H200, or one that the installation added."
     )
     min_replicas: Replicas = Field(default=0, description="Fewest replicas of this type.")
@@ -107,7 +108,7 @@ class Load(Model):
 class Prometheus(Model):
     """A Prometheus that scrapes the engines."""
 
-    url: Annotated[str, Field(min_length=8, max_length=512, pattern=r"^https?://")] = Field(
+    url: Annotated[str, Field(min_length=8, max_length=512, pattern=patterns.HTTP_URL)] = Field(
         description="Base URL of its HTTP API."
     )
     token_secret: SecretKey | None = Field(default=None, description="Bearer token for it.")
@@ -163,7 +164,7 @@ class Rollout(Model):
 class Valkey(Model):
     """A Valkey or Redis server."""
 
-    url: Annotated[str, Field(min_length=8, max_length=512, pattern=r"^(redis|rediss|valkey|valkeys)://")] = Field(
+    url: Annotated[str, Field(min_length=8, max_length=512, pattern=patterns.VALKEY_URL)] = Field(
         description="URL without credentials, for example valkey://sessions.serving:6379."
     )
     password_secret: SecretKey | None = Field(default=None, description="Its password.")
@@ -264,9 +265,6 @@ class InferencePoolSpec(Model):
             field_path=".replicas",
         ),
     )
-
-
-NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 
 @dataclass(frozen=True, slots=True)

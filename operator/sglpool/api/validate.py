@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from sglpool.api import names
+from sglpool.api import names, patterns
 from sglpool.api.base import Manifest, Model
 from sglpool.api.crd import NAME_RULES
 from sglpool.api.pool import InferencePoolSpec, Pool, parse_pool
@@ -64,7 +64,7 @@ def load_pool(manifest: object) -> Pool:
         spec = InferencePoolSpec.model_validate_json(json.dumps(manifest["spec"]), strict=True)
     except ValidationError as error:
         raise InvalidPool([_problem(details) for details in error.errors()]) from error
-    problems = [*_rule_problems("spec", spec), *_duplicate_types(spec)]
+    problems = list(_rule_problems("spec", spec))
     if problems:
         raise InvalidPool(problems)
     return parse_pool(manifest)
@@ -112,17 +112,21 @@ def _rule_problems(path: str, model: BaseModel) -> Iterator[Problem]:
         if isinstance(value, BaseModel):
             yield from _rule_problems(child, value)
         elif isinstance(value, tuple):
+            yield from _duplicates(child, value)
             for index, item in enumerate(value):
                 if isinstance(item, BaseModel):
                     yield from _rule_problems(f"{child}[{index}]", item)
 
 
-def _duplicate_types(spec: InferencePoolSpec) -> Iterator[Problem]:
-    seen: set[str] = set()
-    for index, gpu in enumerate(spec.gpus):
-        if gpu.type in seen:
-            yield Problem(f"spec.gpus[{index}].type", f"{gpu.type} stands twice: merge the two entries")
-        seen.add(gpu.type)
+def _duplicates(path: str, items: Sequence[object]) -> Iterator[Problem]:
+    """Entries of a list that is a map to the API server, of which two have one key."""
+    seen: set[object] = set()
+    for index, item in enumerate(items):
+        if isinstance(item, Model) and item.list_map_key is not None:
+            key = getattr(item, item.list_map_key)
+            if key in seen:
+                yield Problem(f"{path}[{index}]", f"{item.list_map_key} {key} stands twice: merge the two entries")
+            seen.add(key)
 
 
 def _problem(details: ErrorDetails) -> Problem:
@@ -137,6 +141,8 @@ def _problem(details: ErrorDetails) -> Problem:
             return Problem(path, f"is not a field here{_hint(location)}: remove it or correct its name")
         case "literal_error":
             return Problem(path, f"is {value!r}, and must be one of {details['ctx']['expected']}")
+        case "string_pattern_mismatch" if details["ctx"]["pattern"] in patterns.WORDS:
+            return Problem(path, f"is {value!r}, and must {patterns.WORDS[details['ctx']['pattern']]}")
         case "value_error":
             return Problem(path, str(details["ctx"]["error"]))
         case _:
@@ -161,7 +167,8 @@ def _hint(location: Sequence[str | int]) -> str:
     if model is None:
         return ""
     known = [info.alias or field for field, info in model.model_fields.items()]
-    close = difflib.get_close_matches(str(location[-1]), known, n=1)
+    word = str(location[-1])
+    close = difflib.get_close_matches(word, known, n=1) or [name for name in known if name.startswith(word)]
     return f" (did you mean {close[0]}?)" if close else ""
 
 
