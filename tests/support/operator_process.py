@@ -22,12 +22,12 @@ class OperatorProcess:
         self.log = log
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, timeout_s: float = 30) -> None:
-        """Start it and wait until its first full listing is done."""
+    def start(self, timeout_s: float = 30, *, until: str = "/readyz") -> None:
+        """Start it and wait until an endpoint answers 200; /readyz does when the first full listing is done."""
         begin = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(self._arguments, stdout=out, stderr=subprocess.STDOUT)
-        wait_until(lambda: self._ready(begin), timeout_s=timeout_s, describe=self._tail)
+        wait_until(lambda: self._answers(until, begin), timeout_s=timeout_s, describe=self._tail)
 
     def stop(self, timeout_s: float = 20) -> None:
         """SIGTERM, and a clean end."""
@@ -57,13 +57,13 @@ class OperatorProcess:
     def port(self) -> int:
         return int(re.findall(r"127\.0\.0\.1'?, ?:?(\d+)", self.log.read_text())[-1])
 
-    def _ready(self, begin: int) -> bool:
+    def _answers(self, path: str, begin: int) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, f"the operator ended at once:\n{self._tail()}"
         if not re.search(r"127\.0\.0\.1'?, ?:?\d+", self.log.read_text()[begin:]):
             return False
         try:
-            return self.get("/readyz")[0] == 200
+            return self.get(path)[0] == 200
         except OSError:
             return False
 
