@@ -59,14 +59,14 @@ class Store:
             key: The pool that it concerns, if its labels do not say so.
         """
         key = key or pool_key(manifest)
-        if key is None:
+        if key is None or manifest["metadata"]["uid"] in self._buried:
             return False
         return self._put(self._entries(key).statefulsets, manifest, ObservedStatefulSet.from_manifest)
 
     def put_pod(self, manifest: Manifest) -> bool:
         """Remember a pod as it is now; whether that changed anything the planner looks at."""
         key = pool_key(manifest)
-        if key is None:
+        if key is None or manifest["metadata"]["uid"] in self._buried:
             return False
         return self._put(self._entries(key).pods, manifest, ObservedPod.from_manifest)
 
@@ -159,7 +159,7 @@ class Store:
         name, version = metadata["name"], int(metadata["resourceVersion"])
         before = views.get(name)
         # Versions count on over incarnations: late news of a former object of this name is old news.
-        if (before is not None and before.version >= version) or metadata["uid"] in self._buried:
+        if before is not None and before.version >= version:
             return False
         view = view_of(manifest)
         self._seq += 1
