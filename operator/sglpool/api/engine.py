@@ -27,7 +27,7 @@ class EnvVar(Model):
     name: Annotated[str, Field(min_length=1, max_length=128, pattern=patterns.VARIABLE)] = Field(
         description="Name of the variable."
     )
-    value: Annotated[str, Field(max_length=4096)] | None = Field(default=None, description="Its value.")
+    value: Annotated[str, Field(max_length=4096)] | None = Field(default=None, description="Value of the variable.")
     value_from: EnvSource | None = Field(default=None, description="Where its value comes from instead.")
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -162,10 +162,14 @@ class Capabilities(Model):
 class SecurityContext(Model):
     """Exceptions to the engine container's security context. Default: the image's user, no capability."""
 
-    run_as_user: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(default=None, description="User id.")
-    run_as_group: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(default=None, description="Group id.")
+    run_as_user: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        default=None, description="User id of the engine; the image's own when absent."
+    )
+    run_as_group: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        default=None, description="Group id of the engine; the image's own when absent."
+    )
     run_as_non_root: bool | None = Field(default=None, description="Whether the kubelet refuses to run as root.")
-    capabilities: Capabilities | None = Field(default=None, description="Linux capabilities.")
+    capabilities: Capabilities | None = Field(default=None, description="Linux capabilities beyond none.")
 
 
 ResourceName = Annotated[str, Field(max_length=128)]
@@ -237,7 +241,7 @@ class Template(Model):
     """What the engine pods carry beyond sglpool's own."""
 
     labels: Labels = Field(default={}, description="Further labels; the prefix sglpool.io/ is sglpool's own.")
-    annotations: Annotations = Field(default={}, description="Further annotations.")
+    annotations: Annotations = Field(default={}, description="Further annotations of the engine pods.")
     node_selector: Labels = Field(
         default={}, description="Node labels beside the GPU type, for example a rack or a reservation."
     )

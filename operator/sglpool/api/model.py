@@ -171,10 +171,10 @@ class Geometry(Model):
         default=None, description="SGLang's --quantization, when the checkpoint does not say it itself."
     )
     reasoning_parser: Annotated[str, Field(min_length=1, max_length=32)] | None = Field(
-        default=None, description="SGLang's --reasoning-parser."
+        default=None, description="SGLang's --reasoning-parser; none when absent."
     )
     tool_call_parser: Annotated[str, Field(min_length=1, max_length=32)] | None = Field(
-        default=None, description="SGLang's --tool-call-parser."
+        default=None, description="SGLang's --tool-call-parser; none when absent."
     )
     trust_remote_code: bool = Field(default=False, description="Whether the repository's own code may run.")
     rules: ClassVar[tuple[Rule, ...]] = (

@@ -145,7 +145,9 @@ class Gate(Model):
     """A test that a new revision must pass on one replica before it gets traffic."""
 
     image: Text = Field(description="Image of the test.")
-    args: Annotated[tuple[Argument, ...], Field(max_length=64)] = Field(default=(), description="Its arguments.")
+    args: Annotated[tuple[Argument, ...], Field(max_length=64)] = Field(
+        default=(), description="Arguments of its entrypoint."
+    )
     timeout: DurationS = duration("20m", "Longest run of the test, a Go duration; then it has failed.")
 
 
@@ -167,7 +169,7 @@ class Valkey(Model):
     url: Annotated[str, Field(min_length=8, max_length=512, pattern=patterns.VALKEY_URL)] = Field(
         description="URL without credentials, for example valkey://sessions.serving:6379."
     )
-    password_secret: SecretKey | None = Field(default=None, description="Its password.")
+    password_secret: SecretKey | None = Field(default=None, description="Password of the server; none when absent.")
 
 
 class SessionStore(Model):
@@ -191,7 +193,7 @@ class TLS(Model):
 class Router(Model):
     """The session-aware router in front of the replicas."""
 
-    replicas: Annotated[int, Field(ge=1, le=32)] = Field(default=1, description="Router pods.")
+    replicas: Annotated[int, Field(ge=1, le=32)] = Field(default=1, description="Number of router pods.")
     max_concurrent_requests: Annotated[int, Field(ge=1, le=4096)] | None = Field(
         default=None,
         description="Most requests that the router keeps on one replica. Default: engine.maxRunningRequests plus 16.",

@@ -43,10 +43,10 @@ class GPUStatus(Model):
     """Replicas of one GPU type."""
 
     list_map_key: ClassVar[str | None] = "type"
-    type: str = Field(description="GPU type.")
-    desired: Count = Field(description="Wanted replicas.")
-    replicas: Count = Field(description="Existing replicas.")
-    ready: Count = Field(description="Ready replicas.")
+    type: str = Field(description="GPU type of spec.gpus.")
+    desired: Count = Field(description="Wanted replicas of this type.")
+    replicas: Count = Field(description="Existing replicas of this type.")
+    ready: Count = Field(description="Ready replicas of this type.")
     updated: Count = Field(description="Replicas on the current revision.")
     capacity: Capacity | None = Field(default=None, description="What one replica holds.")
 
@@ -55,7 +55,7 @@ class AutoscalingStatus(Model):
     """The autoscaler's last decision."""
 
     desired: Count = Field(description="Replicas that it wants over all GPU types.")
-    reason: Annotated[str, Field(max_length=512)] = Field(description="Why.")
+    reason: Annotated[str, Field(max_length=512)] = Field(description="Why it wants that many.")
 
 
 class LoadStatus(Model):
