@@ -12,7 +12,7 @@ import ssl
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ class BareClient:
         return counts
 
     @asynccontextmanager
-    async def watch(self, resource: Resource, namespace: str) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def watch(self, resource: Resource, namespace: str) -> AsyncIterator[AsyncIterable[bytes]]:
         """Lines of a watch of everything with a pool's label, metadata only; it stands when the block begins."""
         path = f"{resource.path(namespace)}?watch=true&labelSelector={names.LABEL_POOL}"
         async with self._session.get(self._server + path, headers={"Accept": _METADATA}) as response:
@@ -136,7 +136,7 @@ class Observer:
             for pool in pools:
                 await self._event(pool).wait()
 
-    async def _follow(self, resource: Resource, lines: AsyncIterator[bytes]) -> None:
+    async def _follow(self, resource: Resource, lines: AsyncIterable[bytes]) -> None:
         async for line in lines:
             seen_s, event = time.perf_counter(), json.loads(line)
             if event["type"] == "ADDED":

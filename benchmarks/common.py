@@ -85,10 +85,11 @@ def write_results(path: Path, *, benchmark: str, settings: dict[str, float], row
         "measured": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.system()},
         "settings": settings,
-        "rows": [{**asdict(row), "value": _rounded(row.value), "met": row.met} for row in rows],
+        "rows": [
+            {**asdict(row), "value": _rounded(row.value), "peer_value": _rounded(row.peer_value), "met": row.met}
+            for row in rows
+        ],
     }
-    for row in found["rows"]:
-        row["peer_value"] = _rounded(row["peer_value"])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=2) + "\n")
 

@@ -9,59 +9,31 @@ burst, then single pools one at a time, then nothing at all, then a restart. Run
 import argparse
 import asyncio
 import json
-import re
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import psutil
-import yaml
 from benchmarks.bare import BareClient, Observer
 from benchmarks.common import RESULTS, Row, percentile, show, write_results
+from benchmarks.pools import CHILDREN, NAMESPACE, PLACEHOLDER_UID, Prepared, prepare
+from benchmarks.processes import OperatorProcess, control_plane, running
 
 from sglpool.api import names
-from sglpool.api.base import Manifest
-from sglpool.api.crd import build_crd
-from sglpool.api.pool import Pool, parse_pool
-from sglpool.catalog import load_catalog
 from sglpool.controller.app import OperatorOptions
-from sglpool.kube.resources import (
-    CONFIGMAPS,
-    POD_DISRUPTION_BUDGETS,
-    POOLS,
-    SERVICE_ACCOUNTS,
-    SERVICES,
-    STATEFULSETS,
-    resource_for,
-)
-from sglpool.plan import CreateStatefulSet, EnsureChild, Observed, make_plan
-from sglpool.plan.status import make_status
-from sglpool.sandbox.cluster import Sandbox
-from sglpool.sizing.pools import size_pool
+from sglpool.kube.resources import STATEFULSETS
 
-CHILDREN = (STATEFULSETS, SERVICES, SERVICE_ACCOUNTS, POD_DISRUPTION_BUDGETS, CONFIGMAPS)
-NAMESPACE = "bench"
 CREATORS = 8
 """Pools of a burst that are being created at any moment."""
 WORKERS = OperatorOptions().workers
 WARM_UP = tuple(f"warm-{i}" for i in range(5))
 """Pools written first: an API server that has just started builds its schemas at the first apply of each type."""
-START_LIMIT_S = 60.0
 SETTLE_LIMIT_S = 120.0
 QUIET_S = 5.0
 """The API server counts as quiet after this long without a write."""
-_UID = "00000000-0000-0000-0000-000000000000"
-_SAMPLE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,93 +62,6 @@ class Burst:
 
     statefulsets_s: float
     children_s: float
-
-
-# --- what is written -------------------------------------------------------------------------------------------------
-
-
-def pool_manifest(name: str) -> Manifest:
-    """A parked pool of the usual kind: one GPU type, a draft model, HiCache."""
-    revision = "0" * 39 + "1"
-    return {
-        "apiVersion": names.API_VERSION,
-        "kind": names.KIND,
-        "metadata": {"name": name, "namespace": NAMESPACE},
-        "spec": {
-            "model": {
-                "name": "kimi-k2.6",
-                "profile": "kimi-k2.6-nvfp4",
-                "source": {"huggingFace": {"repo": "nvidia/Kimi-K2.6-NVFP4", "revision": revision}},
-            },
-            "tensorParallelSize": 4,
-            "gpus": [{"type": "B200"}],
-            "kvCache": {"dtype": "fp8_e4m3", "hiCache": {"size": "480G"}},
-            "speculative": {
-                "algorithm": "DFLASH",
-                "draftModel": {"source": {"huggingFace": {"repo": "nvidia/Kimi-K2.6-DFlash", "revision": revision}}},
-            },
-            "replicas": 0,
-        },
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Everything that one pool comes to, as bytes that wait for the pool's uid.
-
-    Attributes:
-        name: Name of the pool.
-        pool: The pool itself.
-        children: Path and body of each child.
-        status: Body of the one status patch.
-    """
-
-    name: str
-    pool: bytes
-    children: tuple[tuple[str, bytes], ...]
-    status: bytes
-
-    @property
-    def path(self) -> str:
-        """Where the pool lives."""
-        return POOLS.path(NAMESPACE, self.name)
-
-
-def prepare(pool_names: Sequence[str]) -> list[Prepared]:
-    """Render pools with the operator's own pure core, ahead of the measurement."""
-    return [_prepare(name) for name in pool_names]
-
-
-def _prepare(name: str) -> Prepared:
-    manifest = pool_manifest(name)
-    pool = parse_pool({**manifest, "metadata": {**manifest["metadata"], "uid": _UID, "generation": 1}})
-    nothing = Observed(refusals={})
-    sized = size_pool(pool, load_catalog(), node_memory_bytes={}, hicache_bytes={})
-    plan = make_plan(pool, sized, nothing)
-    status = make_status(pool, sized, nothing, desired=plan.desired, blockers=(), now_s=time.time())
-    children = []
-    for step in plan.steps:
-        match step:
-            case CreateStatefulSet(manifest=child):
-                children.append({**child, "spec": {**child["spec"], "replicas": 0}})
-            case EnsureChild(manifest=child):
-                children.append(child)
-    if len(children) != len(CHILDREN):
-        raise RuntimeError(f"a pool has {len(children)} children, the benchmark watches {len(CHILDREN)}")
-    return Prepared(
-        name,
-        _bytes(manifest),
-        tuple((_path(pool, child), _bytes(child)) for child in children),
-        _bytes({"status": status}),
-    )
-
-
-def _path(pool: Pool, child: Manifest) -> str:
-    return resource_for(child).path(pool.namespace, child["metadata"]["name"])
-
-
-def _bytes(body: Manifest) -> bytes:
-    return json.dumps(body, separators=(",", ":")).encode()
 
 
 # --- the floor -------------------------------------------------------------------------------------------------------
@@ -224,7 +109,7 @@ async def _write_created(client: BareClient, created: asyncio.Queue[tuple[Prepar
     while True:
         one, answer = await created.get()
         uid = json.loads(answer)["metadata"]["uid"].encode()
-        bodies = [(path, body.replace(_UID.encode(), uid)) for path, body in one.children]
+        bodies = [(path, body.replace(PLACEHOLDER_UID, uid)) for path, body in one.children]
         await asyncio.gather(*(client.apply(path, body, manager=names.MANAGER_TEMPLATE) for path, body in bodies))
         await client.patch_status(one.path, one.status)
 
@@ -236,88 +121,7 @@ def _burst(observer: Observer, pools: Sequence[Prepared], begin_s: float) -> Bur
     )
 
 
-# --- the operator ----------------------------------------------------------------------------------------------------
-
-
-class OperatorProcess:
-    """The real operator, started as a user would, and looked at from outside."""
-
-    def __init__(self, kubeconfig: Path, log: Path) -> None:
-        self._port = _free_port()
-        self._log = log
-        command = [sys.executable, "-m", "sglpool", "operator", "--kubeconfig", str(kubeconfig)]
-        command += ["--bind", f"127.0.0.1:{self._port}"]
-        self.started_s = time.perf_counter()
-        with log.open("ab") as out:
-            self._popen = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
-        self._process = psutil.Process(self._popen.pid)
-        self.rss_bytes: list[int] = []
-
-    def peak_bytes(self) -> int:
-        """The largest resident size so far, as the kernel remembers it."""
-        status = Path(f"/proc/{self._popen.pid}/status").read_text()
-        return int(re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)[0]) * 1024
-
-    def cpu_s(self) -> float:
-        """CPU time used so far."""
-        times = self._process.cpu_times()
-        return float(times.user + times.system)
-
-    async def sample(self) -> None:
-        """Note the resident size twice a second, until cancelled."""
-        while True:
-            self.rss_bytes.append(self._process.memory_info().rss)
-            await asyncio.sleep(_SAMPLE_S)
-
-    async def caught_up(self, *, reconciles: int, limit_s: float = START_LIMIT_S) -> None:
-        """Wait until it is ready, has done so many reconciles, and none is left in line or in work."""
-        deadline = time.perf_counter() + limit_s
-        while not await self._is_caught_up(reconciles):
-            if self._popen.poll() is not None or time.perf_counter() > deadline:
-                state = f"ended with {self._popen.returncode}" if self._popen.poll() is not None else "is not ready"
-                raise RuntimeError(f"the operator {state}:\n{self._log.read_text()[-3000:]}")
-            await asyncio.sleep(0.25)
-
-    async def figures(self) -> dict[str, float]:
-        """Its own metrics; series of one name are added up."""
-        text = await asyncio.to_thread(_read, f"http://127.0.0.1:{self._port}/metrics")
-        found: dict[str, float] = {}
-        for name, value in re.findall(r"^(\w+)(?:\{.*\})? (\S+)$", text, re.MULTILINE):
-            found[name] = found.get(name, 0.0) + float(value)
-        for verb, value in re.findall(r'^sglpool_api_requests_total\{.*verb="([^"]+)".*\} (\S+)$', text, re.MULTILINE):
-            found[f"requests:{verb}"] = found.get(f"requests:{verb}", 0.0) + float(value)
-        return found
-
-    def stop(self) -> float:
-        """End it as Kubernetes would, and return the seconds that took."""
-        begin_s = time.perf_counter()
-        self._popen.terminate()
-        try:
-            self._popen.wait(30)
-        finally:
-            self._popen.kill()
-        return time.perf_counter() - begin_s
-
-    async def _is_caught_up(self, reconciles: int) -> bool:
-        try:
-            await asyncio.to_thread(_read, f"http://127.0.0.1:{self._port}/readyz")
-        except OSError:
-            return False
-        figures = await self.figures()
-        done = figures.get("sglpool_reconcile_seconds_count", 0)
-        return done >= max(reconciles, figures.get("workqueue_adds_total", 0)) and not figures["workqueue_depth"]
-
-
-@asynccontextmanager
-async def running(kubeconfig: Path, log: Path) -> AsyncIterator[OperatorProcess]:
-    """An operator for the length of the block, its memory sampled."""
-    operator = OperatorProcess(kubeconfig, log)
-    sampling = asyncio.create_task(operator.sample())
-    try:
-        yield operator
-    finally:
-        sampling.cancel()
-        operator.stop()
+# --- the operator ---
 
 
 async def burst_of_pools(client: BareClient, observer: Observer, settings: Settings) -> Burst:
@@ -378,50 +182,6 @@ async def quiet(client: BareClient) -> None:
 # --- the run ---------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def control_plane(folder: Path) -> Iterator[Path]:
-    """A control plane without nodes; yields a kubeconfig with a ServiceAccount's token, as in a cluster."""
-    sandbox = Sandbox(folder)
-    sandbox.up({"CPU": 0})
-    try:
-        api = sandbox.api
-        api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", build_crd())
-        api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-        accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
-        api.create(accounts, {"metadata": {"name": "bench"}})
-        api.create(
-            "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-            {
-                "metadata": {"name": "bench"},
-                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
-                "subjects": [{"kind": "ServiceAccount", "name": "bench", "namespace": NAMESPACE}],
-            },
-        )
-        token = api.create(f"{accounts}/bench/token", {"spec": {"expirationSeconds": 86400}})["status"]["token"]
-        config: dict[str, Any] = yaml.safe_load(sandbox.kubeconfig.read_text())
-        config["users"][0]["user"] = {"token": token}
-        kubeconfig = folder / "kubeconfig-bench"
-        kubeconfig.touch(mode=0o600)
-        kubeconfig.write_text(yaml.safe_dump(config))
-        _wait_for_crd(api)
-        yield kubeconfig
-        kubeconfig.unlink()
-    finally:
-        sandbox.down()
-
-
-def _wait_for_crd(api: Any) -> None:
-    deadline = time.perf_counter() + START_LIMIT_S
-    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.PLURAL}.{names.GROUP}"
-    while True:
-        conditions = (api.get(path).get("status") or {}).get("conditions") or ()
-        if any(c["type"] == "Established" and c["status"] == "True" for c in conditions):
-            return
-        if time.perf_counter() > deadline:
-            raise RuntimeError("the CRD is not established")
-        time.sleep(0.1)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operated:
     """What was measured with the operator.
@@ -437,7 +197,6 @@ class Operated:
         steady_bytes: Median resident size while idle.
         restart_s: From the start of a new process until every pool was reconciled.
         restart_writes: Writes by anybody meanwhile.
-        stop_s: From SIGTERM to the end.
     """
 
     burst: Burst
@@ -548,7 +307,7 @@ def rows(settings: Settings, floor_burst: Burst, floor_ms: list[float], found: O
             peer="the operator's own count",
             peer_value=found.own_idle_writes,
         ),
-        Row(figure="CPU while idle, a full listing included", value=found.idle_cpu * 100, unit="% of a core"),
+        Row(figure="CPU while idle, the listing of every 300 s included", value=found.idle_cpu * 100, unit="% of a core"),
         Row(figure="resident memory, peak", value=found.peak_bytes / 2**20, unit="MiB", goal=160),
         Row(figure="resident memory, median while idle", value=found.steady_bytes / 2**20, unit="MiB", goal=160),
         Row(figure="restart: start of the process to every pool reconciled", value=found.restart_s, unit="s", goal=20),
@@ -589,24 +348,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _say(line: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-def _read(url: str) -> str:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url, timeout=10) as response:
-            text: str = response.read().decode()
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise OSError(f"{url}: {error.code}") from None
-    return text
 
 
 if __name__ == "__main__":
