@@ -103,7 +103,7 @@ class ObservedPod:
         node: Its node, empty while unscheduled.
         gpus: GPUs that it requests.
         unschedulable: The scheduler's words, empty when scheduled or not looked at yet.
-        waiting: Reason and message of the first container that waits for something other than its turn.
+        waiting: Reason and image of the first container that waits for something other than its turn.
         restarts: Restarts of its containers, the largest.
         last_exit: Exit code of the last ended container, None if none ended.
         oom_killed: Whether that container was killed for memory.
