@@ -307,7 +307,7 @@ def rows(settings: Settings, floor_burst: Burst, floor_ms: list[float], found: O
             peer="the operator's own count",
             peer_value=found.own_idle_writes,
         ),
-        Row(figure="CPU while idle, the listing of every 300 s included", value=found.idle_cpu * 100, unit="% of a core"),
+        Row(figure="CPU while idle", value=found.idle_cpu * 100, unit="% of a core"),
         Row(figure="resident memory, peak", value=found.peak_bytes / 2**20, unit="MiB", goal=160),
         Row(figure="resident memory, median while idle", value=found.steady_bytes / 2**20, unit="MiB", goal=160),
         Row(figure="restart: start of the process to every pool reconciled", value=found.restart_s, unit="s", goal=20),
