@@ -96,6 +96,13 @@ def test_a_changed_template_is_applied_only_after_every_pod_is_held():
     assert shape(unowned) == [["EnsureChild", "Scale"], ["ApplyTemplate"]]
 
 
+@pytest.mark.parametrize(("wanted", "held"), [(5, 2), (1, 1), (0, 0)])
+def test_a_change_of_template_and_size_starts_no_replica_on_the_old_template(wanted, held):
+    made = plan(pool({"replicas": wanted}), statefulsets=[running(spec_hash="former")])
+    [scale] = [s for s in made.steps if isinstance(s, Scale)]
+    assert (scale.replicas, scale.partition) == (held, held)
+
+
 def test_a_size_that_nobody_owns_is_taken_over():
     made = plan(statefulsets=[running(scale_owned=False)])
     assert shape(made) == [["Scale"]]
