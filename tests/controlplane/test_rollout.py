@@ -50,8 +50,16 @@ def test_max_unavailable_two(make_pool: PoolMaker) -> None:
     pool.wait_ready()
     before = uids(pool)
     pool.apply(engine={"maxQueuedRequests": 99})
-    wait_until(lambda: not set(uids(pool).values()) & set(before.values()), timeout_s=90, describe="all are replaced")
+    least = 4
+
+    def replaced() -> bool:
+        nonlocal least
+        least = min(least, ready_count(pool))
+        return not set(uids(pool).values()) & set(before.values())
+
+    wait_until(replaced, timeout_s=90, describe="all are replaced")
     pool.wait_ready()
+    assert least == 2, "two at a time, and never more"
 
 
 def test_a_broken_image_harms_one_replica_and_reverting_heals(make_pool: PoolMaker) -> None:
@@ -226,3 +234,32 @@ def test_adopting_a_restored_pool_restarts_nothing(make_pool: PoolMaker, kubectl
     assert uids(pool) == before
     owner = pool.get()["metadata"]["uid"]
     assert pool.statefulset()["metadata"]["ownerReferences"][0]["uid"] == owner
+
+
+def test_configmaps_live_as_long_as_a_revision_refers_to_them(
+    make_pool: PoolMaker, kubectl: Kubectl, namespace: str, operator: OperatorProcess
+) -> None:
+    pool = make_pool(replicas=1)
+    pool.wait_ready()
+    first = {key for key in pool.versions() if key.startswith("ConfigMap/")}
+    pool.apply(engine={"warmup": {"prompts": 1}})
+    pool.wait_ready()
+    operator.stop()
+    operator.start()
+    both = {key for key in pool.versions() if key.startswith("ConfigMap/")}
+    assert len(both) == 2
+    assert first < both, "the old revision can still be gone back to"
+    kubectl("patch", "statefulset", "p-b200", "-n", namespace, "-p", '{"spec": {"revisionHistoryLimit": 0}}')
+
+    def revisions() -> int:
+        return sum(key.startswith("ControllerRevision/") for key in pool.versions())
+
+    wait_until(lambda: revisions() == 1, timeout_s=30, describe="the old revision is gone")
+    operator.stop()
+    operator.start()
+    wait_until(
+        lambda: {key for key in pool.versions() if key.startswith("ConfigMap/")} == both - first,
+        timeout_s=30,
+        describe="its ConfigMap is gone too",
+    )
+    assert is_ready(pool.pods()["p-b200-0"])

@@ -198,6 +198,12 @@ CASES = {
         expect={"Ready": "ImagePullFailed", "Progressing": "ImagePullFailed"},
         kstatus="InProgress",
     ),
+    "a Secret is missing": Case(
+        pods=[pod(0), pod(1, ready=False, waiting=("CreateContainerConfigError", 'secret "hf" not found'))],
+        expect={"Ready": "ContainerConfigError", "Progressing": "ContainerConfigError"},
+        words=['kimi-b200-1: its container cannot be made: secret "hf" not found'],
+        kstatus="InProgress",
+    ),
     "crash loop": Case(
         pods=[pod(0), waiting("CrashLoopBackOff", restarts=1, last_exit=3)],
         expect={"Ready": "CrashLoop", "Progressing": "CrashLoop"},

@@ -34,6 +34,9 @@ TABLE: Mapping[str, Mapping[str, Reason]] = {
         "ReplicasStarting": Reason("False", "Replicas load the model or warm up."),
         "RollingOut": Reason("False", "Replicas are being replaced by the current revision."),
         "ImagePullFailed": Reason("False", "A replica's image cannot be pulled: correct engine.image."),
+        "ContainerConfigError": Reason(
+            "False", "A replica's container cannot be made, for example for want of a Secret."
+        ),
         "CrashLoop": Reason("False", "A replica's container ends again and again: read its log."),
         "ProgressDeadlineExceeded": Reason("False", "A replica is not ready after engine.startupTimeout."),
         "InsufficientGPU": Reason("False", "Nodes of the type exist, but too few free GPUs on any one."),
@@ -62,6 +65,9 @@ TABLE: Mapping[str, Mapping[str, Reason]] = {
         "ScalingDown": Reason("True", "Replicas beyond the wanted number are going away."),
         "Complete": Reason("False", "Nothing is left to do."),
         "ImagePullFailed": Reason("False", "A replica's image cannot be pulled."),
+        "ContainerConfigError": Reason(
+            "False", "A replica's container cannot be made, for example for want of a Secret."
+        ),
         "CrashLoop": Reason("False", "A replica's container ends again and again."),
         "ProgressDeadlineExceeded": Reason("False", "A replica is not ready after engine.startupTimeout."),
         "Unschedulable": Reason("False", "A replica waits for a node: condition Scheduled says why."),

@@ -18,6 +18,7 @@ import kopf
 from aiohttp import web
 
 from sglpool.catalog import load_catalog
+from sglpool.controller.collect import Collector
 from sglpool.controller.handlers import build_registry, build_settings
 from sglpool.controller.http import build_app
 from sglpool.controller.metrics import Metrics
@@ -104,6 +105,7 @@ class Operator:
         self._store = Store()
         self._catalog = load_catalog()
         self._node_memory_bytes: dict[str, int] = {}
+        self._collector = Collector(kube)
         self._resync = Resync(
             kube=kube,
             namespaces=options.namespaces,
@@ -111,6 +113,7 @@ class Operator:
             queue=self._queue,
             catalog=self._catalog,
             node_memory_bytes=self._node_memory_bytes,
+            collector=self._collector,
             metrics=metrics,
             wall_clock_s=time.time,
         )
@@ -178,6 +181,7 @@ class Operator:
             store=self._store,
             catalog=self._catalog,
             node_memory_bytes=self._node_memory_bytes,
+            collector=self._collector,
             events=events,
             metrics=self._metrics,
             wall_clock_s=time.time,

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from sglpool.api.base import Manifest
 from sglpool.api.pool import Pool, parse_pool
 from sglpool.catalog import Catalog
+from sglpool.controller.collect import Collector
 from sglpool.controller.execute import Executor
 from sglpool.controller.metrics import Metrics
 from sglpool.controller.queue import Done, RequeueAfter, Retry
@@ -43,6 +44,7 @@ class Reconciler:
         store: Views of the children.
         catalog: Known models and GPU types.
         node_memory_bytes: Allocatable memory by GPU type, kept up to date by the resync.
+        collector: Deletes ConfigMaps that nobody needs.
         events: Where warnings are posted.
         metrics: Figures of the operator.
         wall_clock_s: Unix time.
@@ -56,6 +58,7 @@ class Reconciler:
         store: Store,
         catalog: Catalog,
         node_memory_bytes: Mapping[str, int],
+        collector: Collector,
         events: EventRecorder,
         metrics: Metrics,
         wall_clock_s: Callable[[], float],
@@ -65,6 +68,7 @@ class Reconciler:
         self._store = store
         self._catalog = catalog
         self._node_memory_bytes = node_memory_bytes
+        self._collector = collector
         self._events = events
         self._metrics = metrics
         self._wall_clock_s = wall_clock_s
@@ -122,6 +126,8 @@ class Reconciler:
         now_s = self._wall_clock_s()
         status = make_status(pool, sized, observed, desired=plan.desired, blockers=outcome.blockers, now_s=now_s)
         changes = [*outcome.changes, *await self._report(pool, manifest, status)]
+        if not plan.steps:
+            changes += await self._collector.run(pool)
         if changes:
             _LOG.info("pool=%s changes=%s", pool.key, changes)
         if outcome.transient is not None:

@@ -1,12 +1,13 @@
 """The full listing: what the watches may have missed, read live every few minutes.
 
-It replaces the store, learns the nodes' memory, deletes ConfigMaps that nobody needs, and puts every pool in line.
-Not here: what is done about a pool (`reconcile`).
+It replaces the store, learns the nodes' memory, finds pools with more ConfigMaps than they need, and puts every pool in
+line. Not here: what is done about a pool (`reconcile`).
 """
 
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -17,13 +18,13 @@ from sglpool.api.base import Manifest
 from sglpool.api.pool import Pool, parse_pool
 from sglpool.api.quantity import parse_bytes
 from sglpool.catalog import Catalog
+from sglpool.controller.collect import Collector
 from sglpool.controller.metrics import Metrics
 from sglpool.controller.queue import KeyedQueue
 from sglpool.controller.store import PoolKey, Store, pool_key
 from sglpool.kube import Forbidden, KubeError, KubePort, Resource
 from sglpool.kube.resources import (
     CONFIGMAPS,
-    CONTROLLER_REVISIONS,
     NODES,
     POD_DISRUPTION_BUDGETS,
     PODS,
@@ -32,15 +33,13 @@ from sglpool.kube.resources import (
     SERVICES,
     STATEFULSETS,
 )
-from sglpool.plan.children import expected_children, is_healthy, stale_configmaps
+from sglpool.plan.children import expected_children, is_healthy
 
 _LOG = logging.getLogger(__name__)
 
 PERIOD_S = 300.0
 PAGE_SIZE = 50
 """Objects per page: a StatefulSet is 15 kB of JSON, and a whole listing of a thousand must never be in memory."""
-
-_ByPool = dict[PoolKey, list[Manifest]]
 
 _CHILDREN = (SERVICE_ACCOUNTS, SERVICES, POD_DISRUPTION_BUDGETS)
 
@@ -51,13 +50,13 @@ class _Listing:
 
     Attributes:
         children: Kind and name of the healthy shared children of every pool.
-        configmaps: Launch ConfigMaps by pool, metadata only.
-        crowded: Pools with more than one of them.
+        configmaps: Number of launch ConfigMaps by pool.
+        crowded: Pools with more of them than GPU types.
     """
 
     children: dict[PoolKey, set[tuple[str, str]]] = field(default_factory=dict)
-    configmaps: _ByPool = field(default_factory=dict)
-    crowded: dict[PoolKey, Pool] = field(default_factory=dict)
+    configmaps: Counter[PoolKey] = field(default_factory=Counter)
+    crowded: set[PoolKey] = field(default_factory=set)
 
 
 class Resync:
@@ -70,6 +69,7 @@ class Resync:
         queue: Gets every pool.
         catalog: Which node labels mean which GPU type.
         node_memory_bytes: Is filled with the allocatable memory of the smallest node by GPU type.
+        collector: Is told which pools may have ConfigMaps that nobody needs.
         metrics: Figures of the operator.
         wall_clock_s: Unix time.
     """
@@ -83,6 +83,7 @@ class Resync:
         queue: KeyedQueue[PoolKey],
         catalog: Catalog,
         node_memory_bytes: dict[str, int],
+        collector: Collector,
         metrics: Metrics,
         wall_clock_s: Callable[[], float],
     ) -> None:
@@ -92,6 +93,7 @@ class Resync:
         self._queue = queue
         self._catalog = catalog
         self._node_memory_bytes = node_memory_bytes
+        self._collector = collector
         self._metrics = metrics
         self._wall_clock_s = wall_clock_s
         self.last_s: float | None = None
@@ -125,41 +127,30 @@ class Resync:
         self._store.replace(views, mark=mark)
         pools = [*found.children]
         self._store.replace_children(found.children)
+        self._collector.mark(found.crowded)
         for key in {*pools, *self._store.keys()}:
             self._queue.add(key, fresh=False)
         self.last_s = self._wall_clock_s()
         self._metrics.resync.set(self.last_s)
-        for key, pool in found.crowded.items():
-            await self._collect(pool, found.configmaps[key])
 
     async def _read_pools(self) -> _Listing:
         """Pools, their healthy children and their ConfigMaps; of whole objects never more than a page is kept."""
         found = _Listing()
         for namespace in self._namespaces:
             async for page in self._pages(CONFIGMAPS, namespace, metadata_only=True):
-                _sort(page, found.configmaps)
+                found.configmaps.update(key for manifest in page if (key := pool_key(manifest)) is not None)
             expected: dict[tuple[PoolKey, str, str], Manifest] = {}
             async for page in self._kube.pages(POOLS, namespace=namespace, page_size=PAGE_SIZE):
                 for pool in _parsed(page):
                     key = (pool.namespace, pool.name)
                     found.children[key] = set()
                     expected |= {(key, c["kind"], c["metadata"]["name"]): c for c in expected_children(pool)}
-                    if len(found.configmaps.get(key, ())) > 1:
-                        found.crowded[key] = pool
+                    if found.configmaps[key] > len(pool.spec.gpus):
+                        found.crowded.add(key)
             for resource in _CHILDREN:
                 async for page in self._pages(resource, namespace):
                     _judge(page, expected, found.children)
         return found
-
-    async def _collect(self, pool: Pool, maps: list[Manifest]) -> None:
-        """Delete launch ConfigMaps that nothing refers to any more."""
-        users: list[Manifest] = []
-        for resource in (STATEFULSETS, PODS, CONTROLLER_REVISIONS):
-            users += await self._kube.list(resource, namespace=pool.namespace, labels=names.pool_labels(pool.name))
-        for stale in stale_configmaps(pool, maps, users):
-            metadata = stale["metadata"]
-            await self._kube.delete(CONFIGMAPS, namespace=pool.namespace, name=metadata["name"], uid=metadata["uid"])
-            _LOG.info("pool=%s changes=['Delete ConfigMap %s (no revision uses it)']", pool.key, metadata["name"])
 
     async def _read_nodes(self) -> None:
         """Allocatable memory by GPU type; without the right to read nodes the catalogue's figures stand."""
@@ -194,15 +185,6 @@ def _parsed(page: Iterable[Manifest]) -> Iterator[Pool]:
     for manifest in page:
         with contextlib.suppress(ValidationError):
             yield parse_pool(manifest)
-
-
-def _sort(page: Iterable[Manifest], into: _ByPool) -> None:
-    """Put objects under the pool that their label names, without their largest part, which nobody reads."""
-    for manifest in page:
-        key = pool_key(manifest)
-        if key is not None:
-            manifest["metadata"].pop("managedFields", None)
-            into.setdefault(key, []).append(manifest)
 
 
 def _judge(

@@ -103,7 +103,8 @@ class ObservedPod:
         node: Its node, empty while unscheduled.
         gpus: GPUs that it requests.
         unschedulable: The scheduler's words, empty when scheduled or not looked at yet.
-        waiting: Reason and image of the first container that waits for something other than its turn.
+        waiting: Reason of the first container that waits for something other than its turn, with its image if that is
+            what it waits for, else with the kubelet's words.
         restarts: Restarts of its containers, the largest.
         last_exit: Exit code of the last ended container, None if none ended.
         oom_killed: Whether that container was killed for memory.
@@ -234,5 +235,6 @@ def _waiting(containers: list[Manifest]) -> tuple[str, str]:
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason = waiting.get("reason", "")
         if reason not in {"", "PodInitializing", "ContainerCreating"}:
-            return reason, container.get("image", "")
+            words = container.get("image", "") if "Image" in reason else waiting.get("message", "")
+            return reason, words
     return "", ""

@@ -20,7 +20,7 @@ DEADLINE_SLACK_S = 300
 _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
-
+_CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError"})
 
 _NO_NODE = ("node affinity", "node selector", "untolerated taint", "were unschedulable", "no nodes available")
 """What the scheduler says when no node may take the pod, however empty it is."""
@@ -37,7 +37,7 @@ class Problem:
 def pod_problem(pool: Pool, pods: Iterable[ObservedPod], *, now_s: float) -> Problem | None:
     """The first problem of pods that have a node, in order of severity: image, crash loop, deadline."""
     broken = [pod for pod in pods if not (pod.ready or pod.terminating)]
-    checks = (_image, _crash_loop, _deadline)
+    checks = (_image, _config, _crash_loop, _deadline)
     for check in checks:
         found = [(pod, message) for pod in broken if (message := check(pool, pod, now_s))]
         if found:
@@ -99,6 +99,14 @@ def _image(pool: Pool, pod: ObservedPod, now_s: float) -> str:
     return f"image {image} cannot be pulled. Correct engine.image, or add template.imagePullSecrets."
 
 
+def _config(pool: Pool, pod: ObservedPod, now_s: float) -> str:
+    del pool, now_s
+    reason, words = pod.waiting
+    if reason not in _CONFIG_REASONS:
+        return ""
+    return f"its container cannot be made: {words}. Create what is missing, or correct the pool's reference to it."
+
+
 def _crash_loop(pool: Pool, pod: ObservedPod, now_s: float) -> str:
     del pool, now_s
     if pod.waiting[0] != "CrashLoopBackOff" and pod.restarts < CRASH_RESTARTS:
@@ -119,7 +127,12 @@ def _deadline(pool: Pool, pod: ObservedPod, now_s: float) -> str:
     )
 
 
-_REASONS = {"_image": "ImagePullFailed", "_crash_loop": "CrashLoop", "_deadline": "ProgressDeadlineExceeded"}
+_REASONS = {
+    "_image": "ImagePullFailed",
+    "_config": "ContainerConfigError",
+    "_crash_loop": "CrashLoop",
+    "_deadline": "ProgressDeadlineExceeded",
+}
 
 
 def _more(count: int) -> str:
