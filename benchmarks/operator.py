@@ -32,6 +32,8 @@ WORKERS = OperatorOptions().workers
 WARM_UP = tuple(f"warm-{i}" for i in range(5))
 """Pools written first: an API server that has just started builds its schemas at the first apply of each type."""
 SETTLE_LIMIT_S = 120.0
+PAUSE_S = 0.05
+"""Between single pools: the status is still to come, and the next pool must not find this one's work in its way."""
 QUIET_S = 5.0
 """The API server counts as quiet after this long without a write."""
 
@@ -91,6 +93,7 @@ async def floor(kubeconfig: Path, settings: Settings) -> tuple[Burst, list[float
             await created.put((one, await client.apply(one.path, one.pool)))
             await observer.wait_for([one.name], limit_s=30)
             latencies_ms.append((observer.seen_s(one.name, STATEFULSETS) - begin_s) * 1000)
+            await asyncio.sleep(PAUSE_S)
         for writer in writers:
             writer.cancel()
         return found, latencies_ms
@@ -144,8 +147,7 @@ async def single_pools(client: BareClient, observer: Observer, settings: Setting
         await client.apply(one.path, one.pool)
         await observer.wait_for([one.name], limit_s=30)
         latencies_ms.append((observer.seen_s(one.name, STATEFULSETS) - begin_s) * 1000)
-        # The status is still to come: the next pool must not find this one's work in its way.
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(PAUSE_S)
     return latencies_ms
 
 
