@@ -77,7 +77,9 @@ class Demo:
         self._kubectl("get", "pods", "-o", "wide")
         self._kubectl("scale", f"sglpool/{POOL}", "--replicas=2")
         self._wait_ready()
-        self._kubectl("wait", f"sglpool/{POOL}", "--for=jsonpath={.status.replicas}=2", f"--timeout={READY_S}s")
+        # Ready again as soon as two are wanted and ready; the other three are still on their way out.
+        gone = [f"pod/{POOL}-b200-{ordinal}" for ordinal in (4, 3, 2)]
+        self._kubectl("wait", *gone, "--for=delete", f"--timeout={READY_S}s")
 
     def _refuse(self) -> None:
         self._title("A bad change is refused at once, by the API server")
