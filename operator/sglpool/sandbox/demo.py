@@ -105,6 +105,9 @@ class Demo:
     def _delete(self) -> None:
         self._title("Delete it: nothing stays behind")
         self._kubectl("delete", "sglpool", POOL)
+        self._say(
+            "Kubernetes' garbage collector removes the children; of a CRD this young it learns within 30 seconds."
+        )
         selector = f"sglpool.io/pool={POOL}"
         kinds = "statefulsets,pods,services,serviceaccounts,configmaps,poddisruptionbudgets"
         self._until(
