@@ -31,7 +31,7 @@ KEY = ("serving", "kimi")
 STATEFULSET = render.statefulset(POOL, pools.size(POOL)[0])
 NAME = STATEFULSET["metadata"]["name"]
 SERVICE = next(m for m in expected_children(POOL) if m["kind"] == "Service")
-CREATE = CreateStatefulSet(manifest=STATEFULSET, replicas=2, reason="r")
+CREATE = CreateStatefulSet(manifest=STATEFULSET, reason="r")
 SCALE = Scale(name=NAME, replicas=2, partition=0, reason="r")
 
 

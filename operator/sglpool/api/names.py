@@ -28,7 +28,6 @@ MANAGED_SELECTOR = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 # Annotations that the operator writes on its children.
 ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
 ANNOTATION_RENDER_HASH = f"{GROUP}/render-hash"
-ANNOTATION_CHILDREN_HASH = f"{GROUP}/children-hash"
 ANNOTATION_HICACHE_BYTES = f"{GROUP}/hicache-bytes"
 # Annotations that a user writes.
 ANNOTATION_RENDER = f"{GROUP}/render"

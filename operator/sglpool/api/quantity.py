@@ -69,16 +69,6 @@ def parse_duration_s(value: str) -> int:
     return hours * 3600 + minutes * 60 + seconds
 
 
-def format_gib(size_bytes: float) -> str:
-    """Bytes as GiB for people, for example `22.6 GiB`."""
-    return f"{size_bytes / GIB:,.1f} GiB"
-
-
-def format_gb(size_bytes: float) -> str:
-    """Bytes as decimal GB for people, for example `595.2 GB`."""
-    return f"{size_bytes / GB:,.1f} GB"
-
-
 def format_duration(seconds: int) -> str:
     """Seconds as the shortest Go duration, for example `1h30m`."""
     hours, rest = divmod(seconds, 3600)

@@ -196,7 +196,6 @@ def parse_model(where: str, data: Mapping[str, object]) -> ModelProfile:
             int(size): _flags(f"{where}: tensor_parallel_flags", value) for size, value in size_flags.items()
         },
         drafts=tuple(_draft(f"{where}: drafts", draft) for draft in table.take_or("drafts", list, [])),
-        feasible_hint=table.take("feasible_hint", str),
         source=table.take("source", str),
     )
     table.done()

@@ -79,7 +79,6 @@ class ModelProfile:
         gpu_flags: more of them per GPU type.
         tensor_parallel_flags: more of them per tensor-parallel size.
         drafts: known draft models.
-        feasible_hint: a sentence that says where the model is known or expected to fit.
         source: where the numbers come from.
     """
 
@@ -105,7 +104,6 @@ class ModelProfile:
     gpu_flags: Mapping[str, tuple[Flag, ...]] = field(default_factory=dict)
     tensor_parallel_flags: Mapping[int, tuple[Flag, ...]] = field(default_factory=dict)
     drafts: tuple[DraftProfile, ...] = ()
-    feasible_hint: str = ""
     source: str
 
     @property

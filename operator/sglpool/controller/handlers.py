@@ -4,6 +4,7 @@ Only `on.event` is used: it needs no finalizer, writes nothing on objects, and c
 happens to a key (`reconcile`).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import kopf
@@ -64,21 +65,21 @@ def build_registry(queue: KeyedQueue[PoolKey], store: Store) -> kopf.OperatorReg
 
     @kopf.on.event("apps", "v1", "statefulsets", registry=registry)
     async def statefulset_event(event: Any, **_: Any) -> None:
-        manifest = event["object"]
-        changed = event["type"] == "DELETED" or store.put_statefulset(manifest)
-        _follow(manifest, deleted=event["type"] == "DELETED", changed=changed)
+        follow(event, store.put_statefulset)
 
     @kopf.on.event("v1", "pods", registry=registry)
     async def pod_event(event: Any, **_: Any) -> None:
-        manifest = event["object"]
-        changed = event["type"] == "DELETED" or store.put_pod(manifest)
-        _follow(manifest, deleted=event["type"] == "DELETED", changed=changed)
+        follow(event, store.put_pod)
 
-    def _follow(manifest: Manifest, *, deleted: bool, changed: bool) -> None:
-        key = pool_key(manifest)
-        if deleted:
+    def follow(event: Any, put: Callable[[Manifest], bool]) -> None:
+        """Tell the store, and put the pool in line if the planner would see a difference."""
+        manifest = event["object"]
+        if event["type"] == "DELETED":
             store.forget(manifest)
-        if key is not None and changed:
+        elif not put(manifest):
+            return
+        key = pool_key(manifest)
+        if key is not None:
             queue.add(key)
 
     @kopf.on.login(registry=registry)

@@ -75,6 +75,6 @@ class Metrics:
 
     def forget_pool(self, key: tuple[str, str]) -> None:
         """Drop the series of a pool that is gone."""
-        for gauge, values in ((self.condition, _CONDITIONS), (self.replicas, ("wanted", "ready"))):
-            for value in values:
-                gauge.remove_by_labels({"namespace": key[0], "pool": key[1], gauge._labelnames[2]: value})
+        own = {"namespace": key[0], "pool": key[1]}
+        self.condition.remove_by_labels(own)
+        self.replicas.remove_by_labels(own)

@@ -166,7 +166,7 @@ class Store:
         views[name] = _Entry(view, version, self._seq)
         return before is None or before.view != view
 
-    def _tidy(self, key: PoolKey | None) -> None:
-        entries = self._pools.get(key) if key else None
-        if key and entries and not (entries.statefulsets or entries.pods or entries.children):
+    def _tidy(self, key: PoolKey) -> None:
+        entries = self._pools.get(key)
+        if entries and not (entries.statefulsets or entries.pods or entries.children):
             del self._pools[key]

@@ -49,8 +49,7 @@ def stale_configmaps(pool: Pool, live: Iterable[Manifest], users: Iterable[Manif
 
 def is_owned(manifest: Manifest, pool: Pool) -> bool:
     """Whether the pool is the object's controller; labels can be forged, this cannot."""
-    owners = manifest["metadata"].get("ownerReferences") or ()
-    return any(owner.get("controller") and owner["uid"] == pool.uid for owner in owners)
+    return controller_uid(manifest["metadata"]) == pool.uid
 
 
 def contains(live: object, desired: object) -> bool:

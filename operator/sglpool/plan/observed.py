@@ -12,6 +12,7 @@ from typing import Literal
 from sglpool.api import names
 from sglpool.api.base import Manifest
 from sglpool.api.engine import GPU_RESOURCE
+from sglpool.api.pool import Pool
 
 RefusalKind = Literal["PodSecurityRefused", "QuotaExceeded", "PodsRefused"]
 
@@ -193,6 +194,11 @@ class Observed:
     def statefulset(self, name: str) -> ObservedStatefulSet | None:
         """The StatefulSet of that name."""
         return next((s for s in self.statefulsets if s.name == name), None)
+
+    def own_statefulset(self, pool: Pool, gpu_type: str) -> ObservedStatefulSet | None:
+        """The pool's StatefulSet of a GPU type; a stranger of that name does not count."""
+        found = self.statefulset(names.statefulset_name(pool.name, gpu_type))
+        return found if found is not None and found.owner_uid == pool.uid else None
 
     def pods_of(self, gpu_type: str) -> tuple[ObservedPod, ...]:
         """The pods of one GPU type, by ordinal."""

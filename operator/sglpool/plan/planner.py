@@ -80,7 +80,7 @@ def _plan_type(pool: Pool, sized: SizedGPU, replicas: int, observed: Observed, *
     if current is None:
         return _create(pool, sized, replicas, observed) if may_render else []
     if current.owner_uid != pool.uid:
-        return _take_over(pool, sized, current, replicas) if may_render else []
+        return _take_over(pool, sized, current) if may_render else []
     if may_render and template_outdated(pool, sized, current):
         return _change_template(pool, sized, current, replicas)
     return _settle(pool, current, replicas, observed)
@@ -114,20 +114,18 @@ def _create(pool: Pool, sized: SizedGPU, replicas: int, observed: Observed) -> l
             manifest=manifest, replicas=count, revision=common_revision(left), reason="its pods have lost it"
         )
         return [[recreate, config], [Scale(name=name, replicas=count, partition=count, reason="hold every pod")]]
-    stages: list[list[Step]] = [
-        [CreateStatefulSet(manifest=manifest, replicas=replicas, reason="the pool names this GPU type"), config]
-    ]
+    stages: list[list[Step]] = [[CreateStatefulSet(manifest=manifest, reason="the pool names this GPU type"), config]]
     if replicas:
         stages.append([Scale(name=name, replicas=replicas, partition=0, reason="first size")])
     return stages
 
 
-def _take_over(pool: Pool, sized: SizedGPU, current: ObservedStatefulSet, replicas: int) -> list[list[Step]]:
+def _take_over(pool: Pool, sized: SizedGPU, current: ObservedStatefulSet) -> list[list[Step]]:
     """Adopt somebody else's StatefulSet if the user said so; else let the attempt to create ours find it."""
     if current.adoptable and not current.owner_uid:
         return _adopt(pool, sized, current)
     manifest = statefulset(pool, sized)
-    return [[CreateStatefulSet(manifest=manifest, replicas=replicas, reason="the name is taken")]]
+    return [[CreateStatefulSet(manifest=manifest, reason="the name is taken")]]
 
 
 def _adopt(pool: Pool, sized: SizedGPU, current: ObservedStatefulSet) -> list[list[Step]]:

@@ -4,7 +4,7 @@ A chain of small checks per pod; the first that finds something speaks. Messages
 that a pod that fails for hours is reported once.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from sglpool.api.pool import Pool
@@ -35,14 +35,13 @@ class Problem:
 
 
 def pod_problem(pool: Pool, pods: Iterable[ObservedPod], *, now_s: float) -> Problem | None:
-    """The first problem of pods that have a node, in order of severity: image, crash loop, deadline."""
+    """The first problem of pods that have a node, in order of severity."""
     broken = [pod for pod in pods if not (pod.ready or pod.terminating)]
-    checks = (_image, _config, _crash_loop, _deadline)
-    for check in checks:
+    for reason, check in _CHAIN:
         found = [(pod, message) for pod in broken if (message := check(pool, pod, now_s))]
         if found:
             pod, message = found[0]
-            return Problem(_REASONS[check.__name__], f"{pod.name}: {message}{_more(len(found))}")
+            return Problem(reason, f"{pod.name}: {message}{_more(len(found))}")
     return None
 
 
@@ -127,12 +126,13 @@ def _deadline(pool: Pool, pod: ObservedPod, now_s: float) -> str:
     )
 
 
-_REASONS = {
-    "_image": "ImagePullFailed",
-    "_config": "ContainerConfigError",
-    "_crash_loop": "CrashLoop",
-    "_deadline": "ProgressDeadlineExceeded",
-}
+_CHAIN: tuple[tuple[str, Callable[[Pool, ObservedPod, float], str]], ...] = (
+    ("ImagePullFailed", _image),
+    ("ContainerConfigError", _config),
+    ("CrashLoop", _crash_loop),
+    ("ProgressDeadlineExceeded", _deadline),
+)
+"""Reasons with their checks; a check returns its message, or nothing when the pod has no such trouble."""
 
 
 def _more(count: int) -> str:

@@ -119,8 +119,8 @@ def _rolling(pool: Pool, sized: Sequence[SizedGPU], observed: Observed) -> bool:
     """Whether some existing replica does not run what the spec says."""
     may_render = all(s.feasible for s in sized)
     for one in sized:
-        current = observed.statefulset(names.statefulset_name(pool.name, one.entry.type))
-        if current is None or current.owner_uid != pool.uid:
+        current = observed.own_statefulset(pool, one.entry.type)
+        if current is None:
             continue
         if may_render and template_outdated(pool, one, current):
             return True
@@ -238,8 +238,7 @@ def _gpu_statuses(
 ) -> list[Manifest]:
     statuses = []
     for one in sized:
-        current = observed.statefulset(names.statefulset_name(pool.name, one.entry.type))
-        owned = current if current is not None and current.owner_uid == pool.uid else None
+        owned = observed.own_statefulset(pool, one.entry.type)
         pods = [p for p in observed.pods_of(one.entry.type) if owned and p.owner_uid == owned.uid and not p.terminating]
         status: Manifest = {
             "type": one.entry.type,

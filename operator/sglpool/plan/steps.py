@@ -14,13 +14,12 @@ from sglpool.plan.observed import ObservedPod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateStatefulSet:
-    """Create a StatefulSet: the template with zero replicas, then its size by the scale manager.
+    """Create a StatefulSet with zero replicas; a `Scale` of the next stage gives it its size.
 
     Without the zero the API server would default to one, and a GPU pod would start before it was wanted.
     """
 
     manifest: Manifest
-    replicas: int
     reason: str
 
 
