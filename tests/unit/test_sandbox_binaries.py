@@ -316,23 +316,29 @@ class TestOtherSources:
         with pytest.raises(SandboxError, match=r"(?s)kwok: .* failed:.*disk is full"):
             GoBuild(work=tmp_path).provide(["kwok"], into=tmp_path / "bin", say=quiet)
 
-    def test_an_interrupt_ends_the_build_with_everything_it_started(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("moment", ["at once", "later"])
+    def test_an_interrupt_ends_the_build_with_everything_it_started(self, tmp_path: Path, moment: str) -> None:
         script = f"""#!/bin/sh
             [ $1 = env ] && {{ echo go1.26.8; exit; }}
+            [ "{moment}" = later ] || kill -INT $PPID
             sleep 600 & echo $$ $! > {tmp_path}/started.new
             mv {tmp_path}/started.new {tmp_path}/started
+            [ "{moment}" = later ] && echo k8s.io/a >&2 && sleep 0.2 && kill -INT $PPID
             wait"""
         executable(tmp_path / "go", script)
+        # Of a test run in the background every child ignores SIGINT, unless told otherwise.
         code = f"""if True:
+            import signal
             from pathlib import Path
             from sglpool.sandbox.gobuild import GoBuild
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             GoBuild(work=Path({str(tmp_path)!r})).provide(["kwok"], into=Path("unused"), say=print)"""
         environment = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"}
         command = [sys.executable, "-c", code]
-        with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as build:
-            wait_until((tmp_path / "started").exists, timeout_s=20, describe="the compiler runs")
-            build.send_signal(signal.SIGINT)
-        pids = (tmp_path / "started").read_text().split()
+        build = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+        assert build.returncode == -signal.SIGINT, build.stderr
+        started = tmp_path / "started"  # absent when the compiler was killed before it got so far
+        pids = started.read_text().split() if started.exists() else []
         # A killed grandchild is reaped by init, a moment later.
         wait_until(lambda: not any(map(running, pids)), timeout_s=10, describe=f"{pids} are gone")
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from sglpool.sandbox.errors import SandboxError, SourceUnavailable
 from sglpool.sandbox.files import publish
+from sglpool.sandbox.processes import signals_held
 from sglpool.sandbox.versions import KUBERNETES, KWOK
 
 GO_MINIMUM = (1, 26)
@@ -121,29 +122,36 @@ def _run(
     say(f"{what}: building from source; the first time takes minutes, and may be interrupted")
     compiled = 0
     last: list[str] = []
-    with subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=_environment() | dict(extra_env or {}),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    process: subprocess.Popen[str] | None = None
+    limit: threading.Timer | None = None
+    try:
+        with signals_held():  # until the process is known, nobody could end it
+            process = subprocess.Popen(
+                command,
+                cwd=cwd,
+                env=_environment() | dict(extra_env or {}),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
         limit = threading.Timer(BUILD_LIMIT_S, _kill_group, [process.pid])
+        limit.daemon = True
         limit.start()
-        try:
-            for line in process.stderr or ():  # `-v` prints a line per package, and errors
-                compiled += 1
-                last = [*last[-9:], line.rstrip()]
-                if (now := time.monotonic()) - reported > _REPORT_EVERY_S:
-                    reported = now
-                    say(f"{what}: {compiled} packages fetched or compiled after {now - started:.0f} s")
-        except BaseException:
-            _kill_group(process.pid)
-            raise
-        finally:
+        for line in process.stderr or ():  # `-v` prints a line per package, and errors
+            compiled += 1
+            last = [*last[-9:], line.rstrip()]
+            if (now := time.monotonic()) - reported > _REPORT_EVERY_S:
+                reported = now
+                say(f"{what}: {compiled} packages fetched or compiled after {now - started:.0f} s")
+        process.wait()
+    finally:
+        if limit:
             limit.cancel()
+        if process:
+            if process.poll() is None:
+                _kill_group(process.pid)
+            process.communicate()
     if process.returncode != 0:
         raise SandboxError(f"{what}: `{' '.join(command[:2])}` failed:\n  " + "\n  ".join(last))
     say(f"{what}: built in {time.monotonic() - started:.0f} s")

@@ -57,7 +57,7 @@ class ProcessTable:
         self._logs.mkdir(parents=True, exist_ok=True)
         log = str(self._logs / f"{process.name}.log")
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        with _signals_held():
+        with signals_held():
             pid = os.posix_spawn(
                 process.argv[0],
                 list(process.argv),
@@ -143,7 +143,7 @@ class ProcessTable:
 
 
 @contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
+def signals_held() -> Iterator[None]:
     """Put off interrupts: between a start and its pidfile nobody would know of the process."""
     held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
