@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sglpool.sandbox import downloads, versions
