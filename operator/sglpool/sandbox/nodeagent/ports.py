@@ -11,28 +11,10 @@ from datetime import datetime
 from typing import Protocol
 
 from sglpool.sandbox.apiserver import Manifest
+from sglpool.sandbox.errors import SandboxError
 
 
-class StartFailed(Exception):
-    """A container could not be started.
-
-    Attributes:
-        reason: What its state shows: ErrImagePull, ImageInspectError, CreateContainerConfigError,
-            CreateContainerError or RunContainerError.
-        message: What was wrong, for the reader of the pod's status.
-    """
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(f"{reason}: {message}")
-        self.reason = reason
-        self.message = message
-
-
-class VolumeFailed(Exception):
-    """A volume of the pod cannot be made yet; the text is that of the FailedMount event."""
-
-
-class PodGone(Exception):
+class PodGone(SandboxError):
     """The API server no longer has this pod: it was removed, or another one has its name."""
 
 
