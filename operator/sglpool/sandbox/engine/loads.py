@@ -65,7 +65,7 @@ def answer(
 def _load(spec: Spec, engine: Engine, telemetry: Telemetry, *, now_s: float, unix_s: float) -> dict[str, Any]:
     """The one rank's snapshot, in the order of the real body."""
     load = engine.published
-    total_tokens = spec.engine.max_total_tokens
+    capacity_tokens = spec.capacity.token_capacity
     idle = engine.next_event_s() is None
     # Idle snapshots are taken all the time, so theirs is now.
     taken_s = unix_s if idle else unix_s - max(0.0, now_s - load.at_s) / spec.machine.speed
@@ -79,9 +79,9 @@ def _load(spec: Spec, engine: Engine, telemetry: Telemetry, *, now_s: float, uni
         "num_total_tokens": load.total_tokens,
         "num_active_tokens": load.total_tokens,
         "num_prealloc_ready_tokens": 0,
-        "max_total_num_tokens": total_tokens,
+        "max_total_num_tokens": capacity_tokens,
         "max_running_requests": spec.engine.max_running_requests,
-        "token_usage": round(load.used_tokens / total_tokens, 4) if total_tokens else 0.0,
+        "token_usage": round(load.token_usage, 4),
         "gen_throughput": round(load.gen_throughput, 2),
         "cache_hit_rate": round(load.cache_hit_rate, 4),
         "utilization": 0.0,
@@ -92,7 +92,7 @@ def _load(spec: Spec, engine: Engine, telemetry: Telemetry, *, now_s: float, uni
             "weight_gb": round(spec.capacity.weight_gb, 3),
             "kv_cache_gb": round(spec.capacity.kv_cache_gb, 3),
             "graph_gb": round(spec.capacity.graph_gb, 3),
-            "token_capacity": total_tokens,
+            "token_capacity": capacity_tokens,
         },
         **_speculative(telemetry),
         "disaggregation": {
@@ -105,7 +105,13 @@ def _load(spec: Spec, engine: Engine, telemetry: Telemetry, *, now_s: float, uni
             "kv_transfer_speed_gb_s": 0.0,
             "kv_transfer_latency_ms": 0.0,
         },
-        "queues": {"waiting": load.waiting, "grammar": 0, "paused": 0, "retracted": 0, "prealloc_ready": 0},
+        "queues": {
+            "waiting": load.waiting,
+            "grammar": 0,
+            "paused": 0,
+            "retracted": load.retracted,
+            "prealloc_ready": 0,
+        },
     }
 
 

@@ -50,7 +50,7 @@ class Store:
         hicache: Whether the hierarchical cache is on.
     """
 
-    def __init__(self, *, model_name: str, ranks: int, pid: int, hicache: bool) -> None:
+    def __init__(self, *, model_name: str, ranks: int, pid: str, hicache: bool) -> None:
         self._common = {
             "engine_type": "unified",
             "model_name": model_name,
@@ -63,7 +63,7 @@ class Store:
         self.values: dict[str, dict[Child, float]] = {}
         self.histograms: dict[str, dict[Child, Histogram]] = {}
         for family in FAMILIES:
-            self._start(family, str(pid), hicache=hicache)
+            self._start(family, pid, hicache=hicache)
 
     def _start(self, family: Family, pid: str, *, hicache: bool) -> None:
         children = family.starts_with(hicache=hicache)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from sglpool.sandbox.engine.metrics import Store
 
 if TYPE_CHECKING:
-    from sglpool.enginemodel.engine import Engine, Finished, Load, Step
+    from sglpool.enginemodel.engine import Engine
+    from sglpool.enginemodel.records import Finished, Load, Step
     from sglpool.sandbox.engine.spec import Spec
 
 IDLE_REPORT_S = 30.0
@@ -54,8 +55,9 @@ class Telemetry:
         self._started_s = started_s
         self._requests: dict[str, _Watched] = {}
         self._hicache = spec.engine.host_total_tokens > 0
+        self._pid = str(os.getpid())
         self.store = Store(
-            model_name=spec.served_model_name, ranks=spec.tensor_parallel_size, pid=os.getpid(), hicache=self._hicache
+            model_name=spec.served_model_name, ranks=spec.tensor_parallel_size, pid=self._pid, hicache=self._hicache
         )
         self.decode_moments: list[float] | None = None
         """Sums over decode steps: steps, batch, time in us, batch squared, batch by time, tokens."""
@@ -71,7 +73,8 @@ class Telemetry:
         self._last_step_end_s: float | None = None
         self._last_step_decoded = False
         self._busy_s = 0.0
-        self._seen = engine.load()
+        self._seen = self._reported = engine.load()
+        self._retracted = 0
         self._write_constants()
         self._write_pool(self._seen)
 
@@ -84,6 +87,9 @@ class Telemetry:
     def on_step(self, step: Step) -> None:
         """A step of the engine ended, with everything that finished in it."""
         self._busy_s += step.duration_s
+        if step.retracted:
+            self._retracted += len(step.retracted)
+            self.store.add("num_retracted_requests_total", len(step.retracted))
         if step.kind == "prefill":
             self._on_prefill(step)
         else:
@@ -186,7 +192,7 @@ class Telemetry:
         load = self._engine.load()
         self._observe_copies(load)
         self._write_pool(load)
-        store.set("num_running_reqs", max(0, load.running - len(step.tokens) + len(step.finished)))
+        store.set("num_running_reqs", max(0, step.running - len(step.tokens) + len(step.finished)))
         store.set("num_queue_reqs", load.waiting)
         total_tokens = step.prefill_tokens + cached_tokens
         store.set("cache_hit_rate", cached_tokens / total_tokens if total_tokens else 0.0)
@@ -204,7 +210,7 @@ class Telemetry:
         self._add_moments(step, batch, generated)
         self._decode_steps += 1
         self._window_tokens += generated
-        self._window_calls += batch
+        self._window_calls += step.verify_calls
         if self._decode_steps % self._interval_steps == 0:
             self._report_decode(step.at_s, batch)
 
@@ -214,13 +220,19 @@ class Telemetry:
         self._write_pool(load)
         store.set("num_running_reqs", batch)
         store.set("num_queue_reqs", load.waiting)
-        store.set("decode_sum_seq_lens", load.sum_seq_lens)
+        store.set("decode_sum_seq_lens", self._context_tokens(load))
         elapsed_s = now_s - self._window_started_s
         store.set("gen_throughput", self._window_tokens / elapsed_s if elapsed_s > 0 else 0.0)
         if self._spec.speculative and self._window_calls:
             self._report_speculation()
         self._window_tokens = self._window_calls = 0
         self._window_started_s = self._last_report_s = now_s
+
+    def _context_tokens(self, load: Load) -> float:
+        """Tokens of all requests that decode, as the mean over the steps since the last report."""
+        before, self._reported = self._reported, load
+        steps = load.decode_steps - before.decode_steps
+        return round((load.sum_seq_lens - before.sum_seq_lens) / steps) if steps else 0.0
 
     def _report_speculation(self) -> None:
         accept_length = self._window_tokens / self._window_calls
@@ -303,14 +315,15 @@ class Telemetry:
 
     def _write_pool(self, load: Load) -> None:
         """Token gauges; cached prefixes that nobody holds are not usage."""
-        store, total_tokens = self.store, self._config.max_total_tokens
-        usage = load.used_tokens / total_tokens if total_tokens else 0.0
+        store, usage = self.store, load.token_usage
         store.set("token_usage", round(usage, 2))
         store.set("full_token_usage", usage)
         store.set("num_used_tokens", load.used_tokens)
         store.set("kv_used_tokens", load.used_tokens)
         store.set("kv_available_tokens", load.available_tokens)
         store.set("kv_evictable_tokens", load.evictable_tokens)
+        store.set("num_retracted_reqs", self._retracted, self._pid)
+        self._retracted = 0
         if self._hicache:
             store.set("hicache_host_used_tokens", load.host_used_tokens)
             store.set("hicache_host_total_tokens", self._config.host_total_tokens)
