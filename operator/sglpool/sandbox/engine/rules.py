@@ -13,7 +13,7 @@ from typing import Any
 
 from sglpool.catalog import AttentionKind, UnknownGPUType, load_catalog
 from sglpool.sandbox.engine.machine import Machine
-from sglpool.sandbox.engine.modelfiles import ConfigError, ModelConfig, read_config
+from sglpool.sandbox.engine.modelfiles import ModelConfig, read_config
 
 Args = dict[str, Any]
 
@@ -323,6 +323,3 @@ def _hicache(args: Args, warnings: list[str]) -> None:
     if (layout, io) != (args["hicache_mem_layout"], args["hicache_io_backend"]):
         warnings.append(f"HiCache uses memory layout {layout} with io backend {io}.")
     args["hicache_mem_layout"], args["hicache_io_backend"] = layout, io
-
-
-__all__ = ["ConfigError", "Resolved", "RuleError", "is_blackwell", "resolve"]
