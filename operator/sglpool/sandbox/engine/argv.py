@@ -143,12 +143,14 @@ def _add(parser: argparse.ArgumentParser, option: FlagOption) -> None:
         else:
             parser.add_argument(*option.names, dest=dest, action="store_true", default=_DEFAULTS.get(dest, False))
         return
+    convert = _TYPES.get(option.type_name, str)
     parser.add_argument(
         *option.names,
         dest=dest,
         nargs=None if option.values == "1" else option.values,
-        type=_TYPES.get(option.type_name, str),
-        choices=option.choices,
+        type=convert,
+        # The list holds them as text; argparse compares converted values.
+        choices=None if option.choices is None else [convert(choice) for choice in option.choices],
         default=_DEFAULTS.get(dest),
         required=dest == "model_path",
     )

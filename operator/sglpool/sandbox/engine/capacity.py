@@ -187,10 +187,11 @@ def _tokens(args: dict[str, Any], free: int, weight_bytes: int, fraction: float,
 def _running_limit(args: dict[str, Any], tokens: int, context_tokens: int) -> int:
     """The flag, else what SGLang derives from the pool."""
     given: int | None = args["max_running_requests"]
+    ranks: int = args["attn_dp_size"]
     if given is not None:
-        return max(1, given // args["attn_dp_size"])
-    derived = min(max(tokens * 512 // context_tokens, _MIN_RUNNING), _MAX_RUNNING)
-    return int(derived // args["attn_dp_size"])
+        return max(1, given // ranks)
+    ranks: int = args["attn_dp_size"]
+    return min(max(tokens * 512 // context_tokens, _MIN_RUNNING), _MAX_RUNNING) // ranks
 
 
 def _host_tokens(args: dict[str, Any], machine: Machine, gpu: GPUType, per_token: Bytes, tokens: int) -> int:
@@ -208,7 +209,7 @@ def _host_tokens(args: dict[str, Any], machine: Machine, gpu: GPUType, per_token
         if args["hicache_ratio"] is None:
             budget = int(args["hicache_host_memory_fraction"] * max(0, memory - used - host.GUARD_RESERVE_BYTES))
             wanted = min(wanted, budget // (ranks * per_token.pool))
-    held = (wanted // page + 1) * page
+    held: int = (wanted // page + 1) * page
     rank_bytes = held * per_token.pool
     if memory < host.guard_bytes(used_bytes=used, rank_pool_bytes=rank_bytes, tensor_parallel_size=ranks):
         free = max(0, memory - used - host.GUARD_RESERVE_BYTES - (ranks - 1) * rank_bytes)
@@ -218,7 +219,7 @@ def _host_tokens(args: dict[str, Any], machine: Machine, gpu: GPUType, per_token
             f"{free / ranks / host.GB:.2f} GB free. Please reduce the size of the hierarchical cache.",
             phase="pool",
         )
-    return int(held)
+    return held
 
 
 def graph_requests(args: dict[str, Any], machine: Machine, running: int) -> int:
