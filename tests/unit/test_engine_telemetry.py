@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from contract.engine.specs import read_spec
 
+from contract.engine.specs import read_spec
 from sglpool.enginemodel.config import Request
 from sglpool.enginemodel.engine import Engine
 from sglpool.sandbox.engine.metrics import Histogram, number
