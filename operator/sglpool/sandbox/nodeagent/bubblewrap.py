@@ -47,13 +47,13 @@ class Box:
         termination_log: File behind its termination message, with its place.
         working_dir: Where it starts; made when missing.
         read_only_root: Whether only its volumes can be written.
-        capabilities: What it may do; None to leave that alone (an agent without rights has none to give).
+        capabilities: What it may do; None to leave that alone, as an agent without rights has none to give.
         user: User and group ids; None for the agent's own.
     """
 
     hostname: str
     variables: Mapping[str, str]
-    binds: Sequence[tuple[str, str]]
+    binds: Sequence[tuple[Path, Path]]
     mounts: Sequence[Mount]
     termination_log: tuple[Path, str]
     working_dir: str
@@ -72,7 +72,7 @@ def options(box: Box) -> list[str]:
         words += ["--setenv", name, value]
     words += _machine(box.read_only_root)
     for source, target in box.binds:
-        words += ["--ro-bind", source, target]
+        words += ["--ro-bind", str(source), str(target)]
     for mount in box.mounts:
         words += _mount(mount)
     words += ["--bind", str(box.termination_log[0]), box.termination_log[1]]
@@ -109,8 +109,13 @@ def _mount(mount: Mount) -> list[str]:
     return ["--ro-bind" if mount.read_only else "--bind", str(mount.source), mount.target]
 
 
-def capabilities_of(security: Manifest) -> frozenset[str]:
-    """What a container may do by its securityContext, as far as the agent itself may."""
+def capabilities_of(security: Manifest) -> frozenset[str] | None:
+    """What a container may do by its securityContext, as far as the agent itself may; None to leave that alone."""
+    if os.geteuid() != 0:
+        return None
+    if security.get("runAsUser"):
+        # Programs of other users start without any, whatever is added.
+        return frozenset()
     own = _own_capabilities()
     if security.get("privileged"):
         return own

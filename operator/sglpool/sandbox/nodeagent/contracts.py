@@ -1,11 +1,10 @@
 """What the runtime needs from outside, and how it says that something cannot be done.
 
-Not here: who implements it. The API server's side is in `api`, the images are in `sglpool.sandbox.images`.
+Not here: who implements it. The API server's side is in `api`, images are in `sglpool.sandbox.images`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
 from sglpool.sandbox.apiserver import Manifest
@@ -44,33 +43,4 @@ class Objects(Protocol):
 
     async def token(self, namespace: str, service_account: str, audience: str, expiry_s: int, pod: Manifest) -> str:
         """A token of a ServiceAccount, bound to the pod; an empty audience is the API server's own."""
-        ...
-
-
-class Image(Protocol):
-    """The parts of an image that a container is made of."""
-
-    @property
-    def name(self) -> str:
-        """Reference that it was asked for by."""
-        ...
-
-    @property
-    def path(self) -> str:
-        """Folder of executables that comes first on PATH."""
-        ...
-
-    @property
-    def env(self) -> Mapping[str, str]:
-        """Variables that the image sets."""
-        ...
-
-    @property
-    def binds(self) -> tuple[tuple[str, str], ...]:
-        """Folders of the host, each with its place in the container."""
-        ...
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        """What runs when the container names no command."""
         ...

@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 from sglpool.api.quantity import amount
 from sglpool.sandbox.apiserver import Manifest
-from sglpool.sandbox.nodeagent.contracts import Image, Objects, StartFailed
+from sglpool.sandbox.images import Image
+from sglpool.sandbox.nodeagent.contracts import Objects, StartFailed
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _CONFIG_ERROR = "CreateContainerConfigError"

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from sglpool.sandbox.apiserver import Manifest
 from sglpool.sandbox.errors import SandboxError
-from sglpool.sandbox.images import UnknownImage, resolve
+from sglpool.sandbox.images import Image, UnknownImage, resolve
 from sglpool.sandbox.nodeagent import bubblewrap, logs, machinefiles, memory
 from sglpool.sandbox.nodeagent.container import Container, ExecResult, Exit, Launch, launch_container
-from sglpool.sandbox.nodeagent.contracts import Image, Objects, StartFailed, VolumeFailed
+from sglpool.sandbox.nodeagent.contracts import Objects, StartFailed, VolumeFailed
 from sglpool.sandbox.nodeagent.environment import command_line, hostname, variables_of
 from sglpool.sandbox.nodeagent.files import Folders, faults_path, remove_tree, write_file
 from sglpool.sandbox.nodeagent.volumes import Volumes
@@ -120,7 +120,7 @@ class Runtime:
             termination_log=(termination_log, container.get("terminationMessagePath") or "/dev/termination-log"),
             working_dir=working_dir,
             read_only_root=bool(security.get("readOnlyRootFilesystem")),
-            capabilities=bubblewrap.capabilities_of(security) if os.geteuid() == 0 else None,
+            capabilities=bubblewrap.capabilities_of(security),
             user=user,
         )
         launch = Launch(
@@ -159,10 +159,10 @@ class Runtime:
         except (OSError, SandboxError) as error:
             raise StartFailed("ErrImagePull", f"{container['image']}: {error}") from None
 
-    def _own_binds(self, pod: Manifest) -> list[tuple[str, str]]:
+    def _own_binds(self, pod: Manifest) -> list[tuple[Path, Path]]:
         etc = self._folders.pod(pod) / "etc"
-        binds = [(str(etc / name), f"/etc/{name}") for name in _ETC_FILES]
-        return [*binds, (str(self._folders.machine(pod)), machinefiles.MOUNT_PATH)]
+        binds = [(etc / name, Path("/etc", name)) for name in _ETC_FILES]
+        return [*binds, (self._folders.machine(pod), Path(machinefiles.MOUNT_PATH))]
 
     def _write_etc(self, pod: Manifest, pod_ip: str) -> None:
         name = hostname(pod)
