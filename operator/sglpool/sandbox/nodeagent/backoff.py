@@ -21,6 +21,7 @@ class Timings:
         create_retry_s: Until a container that could not be made is tried again.
         volume_initial_s: First wait for a volume; it doubles.
         volume_max_s: Longest wait for a volume.
+        volume_refresh_s: How often the volumes of a running pod are made to follow their ConfigMaps and Secrets.
         minimum_grace_s: What a container gets between SIGTERM and SIGKILL even when its time is up.
         default_grace_s: Grace period of a pod that says nothing.
         kill_limit_s: How long the end of a killed container is waited for before it is taken for lost.
@@ -37,6 +38,7 @@ class Timings:
     create_retry_s: float = 10
     volume_initial_s: float = 0.5
     volume_max_s: float = 122
+    volume_refresh_s: float = 60
     minimum_grace_s: float = 2
     default_grace_s: float = 30
     kill_limit_s: float = 30
@@ -92,3 +94,9 @@ class RestartBackoff:
         # The kubelet counts when the container starts again, which is when the wait is over.
         self._counted_at_s = now_s + wait_s
         return wait_s
+
+
+def words(duration_s: float) -> str:
+    """A duration as the kubelet writes it: 40s, 1m20s, 5m0s."""
+    minutes, seconds = divmod(duration_s, 60)
+    return f"{minutes:.0f}m{seconds:g}s" if minutes else f"{seconds:g}s"

@@ -1,4 +1,4 @@
-"""What a pod's life needs from outside, as protocols and plain values: a runtime, and a way to the API server.
+"""What a pod's life needs from outside, as protocols: a runtime, and a way to the API server.
 
 Not an implementation of either: the runtime is bubblewrap's, the reporter is the agent's, and tests bring their own.
 """
@@ -6,7 +6,6 @@ Not an implementation of either: the runtime is bubblewrap's, the reporter is th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
@@ -18,38 +17,44 @@ class PodGone(SandboxError):
     """The API server no longer has this pod: it was removed, or another one has its name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
-    """How a container ended.
+class Exit(Protocol):
+    """How a container ended."""
 
-    Attributes:
-        code: Its exit code; 128 and the signal's number when a signal ended it.
-        signal: That signal, 0 if none.
-        reason: Completed, Error, OOMKilled or ContainerCannotRun.
-        message: Its termination message.
-        started_at: When it started, UTC.
-        finished_at: When it ended, UTC.
-    """
+    @property
+    def code(self) -> int:
+        """Its exit code; 128 and the signal's number when a signal ended it."""
 
-    code: int
-    signal: int
-    reason: str
-    message: str
-    started_at: datetime
-    finished_at: datetime
+    @property
+    def signal(self) -> int:
+        """The signal if the runtime tells it apart, else 0."""
+
+    @property
+    def reason(self) -> str:
+        """Completed, Error, OOMKilled or ContainerCannotRun."""
+
+    @property
+    def message(self) -> str:
+        """Its termination message."""
+
+    @property
+    def started_at(self) -> datetime:
+        """When it started, UTC."""
+
+    @property
+    def finished_at(self) -> datetime:
+        """When it ended, UTC."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecResult:
-    """What a command in a container did.
+class ExecResult(Protocol):
+    """What a command in a container did."""
 
-    Attributes:
-        code: Its exit code, None when its time was up first.
-        output: What it wrote, bounded.
-    """
+    @property
+    def code(self) -> int | None:
+        """Its exit code, None when its time was up first."""
 
-    code: int | None
-    output: str
+    @property
+    def output(self) -> str:
+        """What it wrote, bounded."""
 
 
 class Container(Protocol):
