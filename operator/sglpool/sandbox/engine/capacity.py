@@ -190,7 +190,6 @@ def _running_limit(args: dict[str, Any], tokens: int, context_tokens: int) -> in
     ranks: int = args["attn_dp_size"]
     if given is not None:
         return max(1, given // ranks)
-    ranks: int = args["attn_dp_size"]
     return min(max(tokens * 512 // context_tokens, _MIN_RUNNING), _MAX_RUNNING) // ranks
 
 
