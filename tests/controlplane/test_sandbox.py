@@ -16,7 +16,7 @@ from sglpool.sandbox import versions
 from sglpool.sandbox.cluster import Sandbox
 from sglpool.sandbox.controlplane import EVICTION_S, NODE_GRACE_S
 from sglpool.sandbox.errors import SandboxError
-from sglpool.sandbox.nodes import add_node, cordon_node, lose_node, node_states, remove_node, restore_node
+from sglpool.sandbox.nodes import add_node, cordon_node, delete_node, node_states, start_node, stop_node
 from support.kubectl import Kubectl
 from support.waiting import wait_until
 
@@ -242,7 +242,7 @@ def test_nodes_can_be_added_cordoned_and_removed(sandbox: Sandbox) -> None:
     assert not state().schedulable
     cordon_node(sandbox.api, "b300-0", unschedulable=False)
     wait_until(lambda: state().schedulable, timeout_s=20, describe="b300-0 is usable again")
-    remove_node(sandbox.api, "b300-0")
+    delete_node(sandbox.api, "b300-0")
     assert state() is None
 
 
@@ -254,7 +254,7 @@ def test_a_lost_node_turns_not_ready_its_pod_hangs_and_it_can_come_back(sandbox:
     def node_ready() -> bool:
         return next(state.ready for state in node_states(sandbox.api) if state.name == node)
 
-    lose_node(sandbox.api, node)
+    stop_node(sandbox.api, node)
     wait_until(lambda: not node_ready(), timeout_s=NODE_GRACE_S + 15, describe=f"{node} is NotReady")
     wait_until(lambda: not ready(pods.get("victim")), timeout_s=15, describe="its pod is not Ready")
     wait_until(
@@ -262,7 +262,7 @@ def test_a_lost_node_turns_not_ready_its_pod_hangs_and_it_can_come_back(sandbox:
         timeout_s=EVICTION_S + 15,
         describe="its pod is evicted",
     )
-    restore_node(sandbox.api, node)
+    start_node(sandbox.api, node)
     wait_until(node_ready, timeout_s=40, describe=f"{node} is Ready again")
     wait_until(lambda: not pods.all(), timeout_s=20, describe="the evicted pod ends now")
 
@@ -294,7 +294,7 @@ def test_down_keeps_a_folder_and_files_that_are_not_its_own(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("stage", "number"), [("etcd", signal.SIGINT), ("kwok", signal.SIGINT), ("kube-apiserver", signal.SIGTERM)]
+    ("stage", "number"), [("etcd", signal.SIGINT), ("node-agent", signal.SIGINT), ("kube-apiserver", signal.SIGTERM)]
 )
 def test_an_interrupt_during_up_leaves_no_process_and_no_file(
     tmp_path: Path, stage: str, number: signal.Signals

@@ -47,14 +47,14 @@ class ApiServer:
         cluster = _named(config["clusters"], context["cluster"])["cluster"]
         user = _named(config["users"], context["user"])["user"]
         self.address: str = cluster["server"]
-        tls = ssl.create_default_context(cadata=_decoded(cluster["certificate-authority-data"]))
+        self.tls = ssl.create_default_context(cadata=_decoded(cluster["certificate-authority-data"]))
         with tempfile.NamedTemporaryFile("w", suffix=".pem") as pem:
             pem.write(_decoded(user["client-certificate-data"]) + _decoded(user["client-key-data"]))
             pem.flush()
-            tls.load_cert_chain(pem.name)
+            self.tls.load_cert_chain(pem.name)
         # Loopback never goes through a proxy, whatever the environment says.
         self._opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls)
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self.tls)
         )
 
     def get(self, path: str) -> Manifest:
@@ -68,6 +68,11 @@ class ApiServer:
     def patch(self, path: str, body: Manifest) -> Manifest:
         """Merge-patch one object."""
         return self._json("PATCH", path, body=body, content_type="application/merge-patch+json")
+
+    def apply(self, path: str, body: Manifest) -> Manifest:
+        """Server-side apply of one object, created if need be."""
+        query = "?fieldManager=sandbox&force=true"
+        return self._json("PATCH", path + query, body=body, content_type="application/apply-patch+yaml")
 
     def delete(self, path: str) -> None:
         """Delete one object; that it is gone already is fine."""
@@ -98,7 +103,7 @@ class ApiServer:
                 content: bytes = response.read()
         except urllib.error.HTTPError as error:
             with error:
-                raise RequestRefused(f"{method} {path}: {_message(error.read())}", error.code) from None
+                raise RequestRefused(f"{method} {path}: {error_message(error.read())}", error.code) from None
         except OSError as error:
             raise SandboxError(f"{self.address} does not answer: {error}") from error
         return content
@@ -112,7 +117,8 @@ def _decoded(data: str) -> str:
     return base64.b64decode(data).decode()
 
 
-def _message(body: bytes) -> str:
+def error_message(body: bytes) -> str:
+    """The sentence in an error answer of an API server."""
     try:
         return str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):

@@ -15,10 +15,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from sglpool.api.crd import build_crd
 from sglpool.sandbox import binaries
 from sglpool.sandbox.apiserver import ApiServer, RequestRefused
 from sglpool.sandbox.certificates import create_certificates, write_kubeconfig
-from sglpool.sandbox.controlplane import Layout, control_plane, free_ports
+from sglpool.sandbox.controlplane import Layout, control_plane, free_ports, operator_process
 from sglpool.sandbox.errors import SandboxError
 from sglpool.sandbox.nodes import CPU_NODE, NodeState, add_node, node_names, node_states
 from sglpool.sandbox.processes import ProcessTable
@@ -27,7 +28,9 @@ SETTLE_LIMIT_S = 90.0
 """For nodes to become Ready and the first ServiceAccount to appear, after every process serves."""
 _POLL_S = 0.1
 _STATE = "sandbox.json"
-_OURS = ("run", "logs", "pki", "etcd", "apiserver", "controller-manager", "scheduler", "stages.yaml")
+_CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferencepools.sglpool.io"
+_POOLS = "/apis/sglpool.io/v1alpha1/inferencepools"
+_OURS = ("run", "logs", "pki", "etcd", "apiserver", "controller-manager", "scheduler", "stages.yaml", "agent")
 
 
 def quiet(_: str) -> None:
@@ -75,15 +78,31 @@ class Sandbox:
         return Path(self._state()["binaries"]["kubectl"])
 
     @property
+    def speed(self) -> float | None:
+        """How many times faster than life its engines run; None when its pods are fake."""
+        speed: float | None = self._state()["speed"]
+        return speed
+
+    @property
     def api(self) -> ApiServer:
         """Plain requests to the API server."""
         return ApiServer(self.kubeconfig)
 
-    def up(self, nodes: Mapping[str, int], *, say: Callable[[str], None] = quiet) -> None:
+    def up(
+        self,
+        nodes: Mapping[str, int],
+        *,
+        speed: float | None = None,
+        operator: bool = False,
+        say: Callable[[str], None] = quiet,
+    ) -> None:
         """Start everything and wait until it is Ready; on any failure or interrupt, leave nothing behind.
 
         Args:
             nodes: Number of nodes by type; a CPU node is added unless `CPU` is named.
+            speed: Pods are processes on this machine, whose engines run so many times faster than life. None leaves
+                the nodes to kwok, whose pods are fake.
+            operator: Install the CRD and run the operator too.
             say: Receives progress, a line at a time.
 
         Raises:
@@ -92,7 +111,10 @@ class Sandbox:
         programs = binaries.ensure(say=say)
         self._claim_folder()
         try:
-            self._start(programs, {**nodes, CPU_NODE: nodes.get(CPU_NODE, 1)}, say)
+            self._start(programs, {**nodes, CPU_NODE: nodes.get(CPU_NODE, 1)}, speed, say)
+            if operator:
+                say("starting the operator")
+                self._start_operator()
         except BaseException:
             self.down()
             raise
@@ -146,7 +168,24 @@ class Sandbox:
                 f"{self.folder}`, or choose another --dir"
             ) from None
 
-    def _start(self, programs: Mapping[str, Path], nodes: Mapping[str, int], say: Callable[[str], None]) -> None:
+    def _start_operator(self) -> None:
+        """Install the CRD and run the operator as one more process of this sandbox."""
+        self.api.apply(_CRD, build_crd())
+        _wait_until(lambda: self._lacks(_POOLS), limit_s=SETTLE_LIMIT_S)
+        process = operator_process(self.folder, port=self._state()["ports"]["operator"])
+        self._processes.start(process)
+        self._processes.wait_ready(process)
+
+    def _lacks(self, path: str) -> str:
+        try:
+            self.api.get(path)
+        except RequestRefused as error:
+            return f"{path}: {error}"
+        return ""
+
+    def _start(
+        self, programs: Mapping[str, Path], nodes: Mapping[str, int], speed: float | None, say: Callable[[str], None]
+    ) -> None:
         layout = Layout(
             root=self.folder,
             binaries=programs,
@@ -155,7 +194,7 @@ class Sandbox:
         )
         write_kubeconfig(layout.kubeconfig, server=layout.server, certificates=layout.certificates)
         (self.folder / "stages.yaml").write_text(stage_documents())
-        etcd, api_server, *others = control_plane(layout)
+        etcd, api_server, *others = control_plane(layout, agent=speed is not None)
         for process in (etcd, api_server):
             say(f"starting {process.name}")
             self._processes.start(process)
@@ -165,14 +204,14 @@ class Sandbox:
             self._processes.start(process)
         api = self.api
         for name in node_names(nodes):
-            add_node(api, name)
-        self._record(layout, nodes)
+            add_node(api, name, speed=speed)
+        self._record(layout, nodes, speed)
         for process in others:
             self._processes.wait_ready(process)
         say("waiting for the nodes")
-        _wait_settled(api, expected=sum(nodes.values()))
+        _wait_until(lambda: _unsettled(api, expected=sum(nodes.values())), limit_s=SETTLE_LIMIT_S)
 
-    def _record(self, layout: Layout, nodes: Mapping[str, int]) -> None:
+    def _record(self, layout: Layout, nodes: Mapping[str, int], speed: float | None) -> None:
         state = self._state() | {
             "server": layout.server,
             "kubeconfig": str(layout.kubeconfig),
@@ -181,6 +220,7 @@ class Sandbox:
             "binaries": {name: str(path) for name, path in layout.binaries.items()},
             "versions": {name: binaries.version_of(name, path) for name, path in layout.binaries.items()},
             "nodes": dict(nodes),
+            "speed": speed,
         }
         (self.folder / _STATE).write_text(json.dumps(state, indent=2) + "\n")
 
@@ -199,11 +239,12 @@ def stage_documents() -> str:
     return "\n---\n".join((folder / name).read_text() for name in names)
 
 
-def _wait_settled(api: ApiServer, *, expected: int) -> None:
-    deadline = time.monotonic() + SETTLE_LIMIT_S
-    while waiting_for := _unsettled(api, expected=expected):
+def _wait_until(lacks: Callable[[], str], *, limit_s: float) -> None:
+    """Poll until nothing is lacking."""
+    deadline = time.monotonic() + limit_s
+    while waiting_for := lacks():
         if time.monotonic() > deadline:
-            raise SandboxError(f"after {SETTLE_LIMIT_S:.0f} s still waiting for {waiting_for}")
+            raise SandboxError(f"after {limit_s:.0f} s still waiting for {waiting_for}")
         time.sleep(_POLL_S)
 
 

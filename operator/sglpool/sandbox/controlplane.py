@@ -1,4 +1,4 @@
-"""The command lines of the five processes, and how to tell that each of them serves.
+"""The command lines of the processes, and how to tell that each of them serves.
 
 Everything listens on loopback and keeps its data under the sandbox's folder. Flags that differ from a
 production cluster say why.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import random
 import socket
 import ssl
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sglpool.sandbox.apiserver import ApiServer
@@ -21,8 +22,10 @@ from sglpool.sandbox.errors import SandboxError
 from sglpool.sandbox.nodes import KWOK_ANNOTATION
 from sglpool.sandbox.processes import Process
 
-PORTS = ("etcd", "etcd-peer", "apiserver", "controller-manager", "scheduler", "kwok")
+PORTS = ("etcd", "etcd-peer", "apiserver", "controller-manager", "scheduler", "kwok", "operator")
 READY_LIMIT_S = 90.0
+AGENT_READY = "agent/ready"
+"""Below the sandbox's folder: exists while the node agent serves."""
 NODE_GRACE_S = 20
 """A node whose lease is not renewed for this long is NotReady (a production default is 50 s)."""
 NODE_LEASE_S = 20
@@ -97,14 +100,16 @@ def free_ports() -> dict[str, int]:
     raise SandboxError(f"no free loopback ports between {_PORT_RANGE[0]} and {_PORT_RANGE[1]}")
 
 
-def control_plane(layout: Layout) -> list[Process]:
-    """The processes in the order of their start."""
+def control_plane(layout: Layout, *, agent: bool) -> list[Process]:
+    """The processes in the order of their start; the last one keeps the nodes: the node agent, or kwok."""
     return [
         _etcd(layout),
         _api_server(layout),
-        _kubernetes(layout, "controller-manager", _controller_manager_flags(layout)),
+        _kubernetes(layout, "controller-manager", _controller_manager_flags(layout, agent=agent)),
         _kubernetes(layout, "scheduler", []),
-        kwok(
+        node_agent(layout.root)
+        if agent
+        else kwok(
             binary=layout.binaries["kwok"],
             kubeconfig=layout.kubeconfig,
             stages=layout.root / "stages.yaml",
@@ -161,13 +166,15 @@ def _api_server(layout: Layout) -> Process:
     return _process("kube-apiserver", command, home=layout.root, ready=ready)
 
 
-def _controller_manager_flags(layout: Layout) -> list[str]:
+def _controller_manager_flags(layout: Layout, *, agent: bool) -> list[str]:
     pair = layout.certificates
+    # An endpoint may not be a loopback address, and the addresses of the agent's pods are.
+    controllers = [name for name in CONTROLLERS if not (agent and name == "endpointslice-controller")]
     return [
         f"--service-account-private-key-file={pair.key}",
         f"--root-ca-file={pair.ca}",
         "--use-service-account-credentials=false",
-        f"--controllers={','.join(CONTROLLERS)}",
+        f"--controllers={','.join(controllers)}",
         f"--node-monitor-grace-period={NODE_GRACE_S}s",
         "--node-monitor-period=2s",
     ]
@@ -204,12 +211,29 @@ def kwok(*, binary: Path, kubeconfig: Path, stages: Path, port: int) -> Process:
     )
 
 
+def node_agent(folder: Path) -> Process:
+    """The keeper of the nodes whose pods are processes on this machine."""
+
+    def ready() -> str:
+        return "" if (folder / AGENT_READY).exists() else "it is starting"
+
+    command: list[str | Path] = [sys.executable, "-m", "sglpool.sandbox.nodeagent", "--dir", folder]
+    return _process("node-agent", command, home=folder, ready=ready)
+
+
+def operator_process(folder: Path, *, port: int) -> Process:
+    """The operator, as a process beside the cluster."""
+    command: list[str | Path] = [sys.executable, "-m", "sglpool", "operator", "--bind", f"127.0.0.1:{port}"]
+    process = _process("operator", command, home=folder, ready=_serves(f"http://127.0.0.1:{port}/readyz"))
+    return replace(process, env={**process.env, "KUBECONFIG": str(folder / "kubeconfig")})
+
+
 def _process(name: str, command: Sequence[str | Path], *, home: Path, ready: Callable[[], str]) -> Process:
     # A bare environment: no proxy, no kubeconfig and no ~/.kwok of the user may reach these processes.
     return Process(
         name=name,
         argv=[str(part) for part in command],
-        env={"PATH": "/usr/bin:/bin", "HOME": str(home)},
+        env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(home)},
         ready=ready,
         ready_limit_s=READY_LIMIT_S,
     )

@@ -13,15 +13,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
+from sglpool.sandbox.chat import Reply, Turn, stream_chat
 from sglpool.sandbox.cluster import Sandbox
+from sglpool.sandbox.demo_conversation import first_turn, tool_result
 from sglpool.sandbox.errors import SandboxError
+from sglpool.sandbox.pod_commands import pod_address, wait_for_pod
 
 POOL = "kimi-k2-6-coder"
 NODES = {"B200": 4, "B300": 2}
-READY_S = 120
+SPEED = 40.0
+READY_S = 180
 
 
 class Demo:
@@ -46,13 +51,17 @@ class Demo:
             SandboxError: Something did not go as told.
         """
         begin = time.monotonic()
-        self._title("A control plane: etcd, API server, controller manager, scheduler, kwok")
-        self._say("Real processes on this machine; only the nodes are fake: 4 with 8 B200 each, 2 with 8 B300 each.")
+        self._title("A cluster: etcd, API server, controller manager, scheduler, and a node agent")
+        self._say(
+            "Real processes on this machine. Pods are real too: the agent runs their containers as they are written. "
+            f"Simulated are the GPUs (4 nodes with 8 B200, 2 with 8 B300) and SGLang's arithmetic, {SPEED:g} times "
+            "faster than life."
+        )
         try:
-            self._sandbox.up(NODES, say=lambda line: self._console.print(f"  {line}", style="dim", highlight=False))
+            self._sandbox.up(NODES, speed=SPEED, say=self._whisper)
             self._kubectl("get", "nodes", "-L", "nvidia.com/gpu.product")
             with self._operator():
-                for chapter in (self._create, self._scale, self._refuse, self._infeasible, self._delete):
+                for chapter in (self._create, self._talk, self._scale, self._refuse, self._infeasible, self._delete):
                     chapter()
         finally:
             self._sandbox.down()
@@ -62,13 +71,41 @@ class Demo:
         self._title("Apply the sample: Kimi K2.6 on four B200s a replica, two replicas")
         self._kubectl("apply", "-f", self._relative(self._sample))
         self._say(
-            "The operator sizes it, writes its StatefulSets, and the scheduler finds nodes. A fake engine 'loads'"
+            "The operator sizes it and writes its StatefulSets; the scheduler finds nodes; the agent starts the pods."
         )
-        self._say("'loads' for a few seconds; a real one takes a quarter of an hour.")
+        self._say(
+            "Each fetches and verifies 595 GB of (simulated) weights, loads them, and warms up. In life that takes a "
+            f"quarter of an hour, here {15 * 60 / SPEED:.0f} seconds."
+        )
         self._wait_ready()
         self._kubectl("get", "sglpool")
         self._kubectl("get", "statefulsets,pods", "-o", "wide")
         self._say("Two replicas of 4 GPUs share one 8-GPU node, so that whole nodes stay free for others.")
+
+    def _talk(self) -> None:
+        self._title("A coding agent's conversation, streamed from one of the pods")
+        pod = wait_for_pod(self._sandbox.api, "default", POOL, limit_s=READY_S)
+        address = pod_address(pod)
+        messages = first_turn()
+        self._say(f"First turn, to pod {pod['metadata']['name']}: system prompt, tools and a repository's files.")
+        reply = self._turn(address, messages)
+        messages += [{"role": "assistant", "content": reply.text}, *tool_result()]
+        self._say("Second turn: all of the first, the answer, and what a tool said. Its KV cache is still there:")
+        again = self._turn(address, messages)
+        if again.cached_tokens < 0.9 * again.prompt_tokens:
+            raise SandboxError(f"the second turn found only {again.cached_tokens} of its tokens in the cache")
+        prefill_s = SPEED * reply.first_token_s
+        self._say(
+            f"In life the first answer would have begun after {prefill_s:.1f} s of prefill on four B200s, the second "
+            f"after {SPEED * again.first_token_s:.1f} s. That is why a conversation must stay where its cache is."
+        )
+
+    def _turn(self, address: str, messages: list[dict[str, Any]]) -> Reply:
+        shown: list[str] = []
+        reply = stream_chat(address, Turn(messages=messages, max_tokens=120), on_text=shown.append)
+        self._console.print(f"  {reply.text[:200]}...", style="green", highlight=False, markup=False, soft_wrap=True)
+        self._console.print(f"  {reply.summary()}", style="bold", highlight=False, soft_wrap=True)
+        return reply
 
     def _scale(self) -> None:
         self._title("Scale it like any workload")
@@ -196,6 +233,9 @@ class Demo:
     @staticmethod
     def _relative(path: Path) -> str:
         return os.path.relpath(path)
+
+    def _whisper(self, text: str) -> None:
+        self._console.print(f"  {text}", style="dim", highlight=False)
 
     def _title(self, text: str) -> None:
         self._console.print(f"\n[bold]{text}[/bold]", highlight=False)

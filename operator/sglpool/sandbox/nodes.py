@@ -1,7 +1,8 @@
-"""Fake nodes: what the scheduler sees of an 8-GPU machine, played by kwok; and how to lose one.
+"""Nodes: what the scheduler sees of an 8-GPU machine; and how to stop, start and delete one.
 
-A node is lost by taking its lease away from kwok, as if its kubelet had died: kwok then leaves the node and
-its pods alone, and the controller manager marks it NotReady when the grace period is over.
+Who keeps a node is written on it: the node agent, whose pods are processes on this machine, or kwok, whose pods are
+fake. The agent's node is stopped by an annotation that cuts its power. kwok's is stopped by taking its lease away, as
+if its kubelet had died. Either way the controller manager marks it NotReady when the grace period is over.
 """
 
 from __future__ import annotations
@@ -15,12 +16,18 @@ from sglpool.sandbox.apiserver import ApiServer, Manifest
 from sglpool.sandbox.errors import SandboxError
 
 KWOK_ANNOTATION = "kwok.x-k8s.io/node"
+AGENT_ANNOTATION = "sandbox.sglpool.io/agent"
+"""On a node that the node agent keeps."""
+SPEED_ANNOTATION = "sandbox.sglpool.io/speed"
+"""Model seconds per second of wall time for what runs on the node."""
+POWER_ANNOTATION = "sandbox.sglpool.io/power"
+POWER_OFF = "off"
 GPUS_PER_NODE = 8
 GPU_RESOURCE = "nvidia.com/gpu"
 CPU_NODE = "CPU"
 LOST_HOLDER = "sandbox-lost-node"
-_LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-_NODES = "/api/v1/nodes"
+NODE_LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+NODES = "/api/v1/nodes"
 _TEN_YEARS_S = 10 * 365 * 86400
 _LARGEST_SUBNET = 254
 
@@ -75,8 +82,12 @@ def node_names(nodes: Mapping[str, int]) -> list[str]:
     return [f"{kind.lower()}-{index}" for kind, count in nodes.items() for index in range(count)]
 
 
-def node_manifest(name: str) -> Manifest:
+def node_manifest(name: str, *, speed: float | None = None) -> Manifest:
     """A Node whose type and number are read from its name, such as `b200-0`.
+
+    Args:
+        name: Type and number.
+        speed: The clock of the node agent, which then keeps the node; None leaves it to kwok.
 
     Raises:
         SandboxError: The name does not say a known type and a number.
@@ -97,6 +108,9 @@ def node_manifest(name: str) -> Manifest:
         "ephemeral-storage": "4Ti",
         "pods": "110",
     }
+    keeper = {KWOK_ANNOTATION: "fake"}
+    if speed is not None:
+        keeper = {AGENT_ANNOTATION: "true", SPEED_ANNOTATION: f"{speed:g}"}
     pod_cidr = f"10.{node_type.subnet}.{number}.0/24"
     spec: Manifest = {"podCIDR": pod_cidr, "podCIDRs": [pod_cidr]}
     if node_type.product:
@@ -110,45 +124,57 @@ def node_manifest(name: str) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name, "labels": labels, "annotations": {KWOK_ANNOTATION: "fake"}},
+        "metadata": {"name": name, "labels": labels, "annotations": keeper},
         "spec": spec,
         "status": {"allocatable": resources, "capacity": resources},
     }
 
 
-def add_node(api: ApiServer, name: str) -> None:
-    """Create a fake node; kwok makes it Ready within a second or two."""
-    api.create(_NODES, node_manifest(name))
+def add_node(api: ApiServer, name: str, *, speed: float | None = None) -> None:
+    """Create a node; its keeper makes it Ready within a second or two. `speed` as in `node_manifest`."""
+    api.create(NODES, node_manifest(name, speed=speed))
 
 
-def remove_node(api: ApiServer, name: str) -> None:
+def delete_node(api: ApiServer, name: str) -> None:
     """Delete the Node object, as when a machine leaves the cluster; its pods are collected."""
-    api.delete(f"{_NODES}/{name}")
+    api.delete(f"{NODES}/{name}")
 
 
 def cordon_node(api: ApiServer, name: str, *, unschedulable: bool = True) -> None:
     """Keep new pods off a node, or let them on again."""
-    api.patch(f"{_NODES}/{name}", {"spec": {"unschedulable": unschedulable}})
+    api.patch(f"{NODES}/{name}", {"spec": {"unschedulable": unschedulable}})
 
 
-def lose_node(api: ApiServer, name: str) -> None:
-    """Let a node's kubelet die: NotReady after the grace period, its pods neither run on nor end."""
-    # A last renewal: the controller manager insists that the lease it last saw renewed is still the live one.
-    lease = {
-        "holderIdentity": LOST_HOLDER,
-        "leaseDurationSeconds": _TEN_YEARS_S,
-        "renewTime": _micro_time(datetime.datetime.now(tz=datetime.UTC)),
-    }
-    api.patch(f"{_LEASES}/{name}", {"spec": lease})
+def stop_node(api: ApiServer, name: str) -> None:
+    """Cut a node's power: its processes are gone at once, and it is NotReady after the grace period."""
+    if not _kept_by_agent(api, name):
+        # A last renewal: the controller manager insists that the lease it last saw renewed is still the live one.
+        lease = {
+            "holderIdentity": LOST_HOLDER,
+            "leaseDurationSeconds": _TEN_YEARS_S,
+            "renewTime": micro_time(datetime.datetime.now(tz=datetime.UTC)),
+        }
+        api.patch(f"{NODE_LEASES}/{name}", {"spec": lease})
+        return
+    api.patch(f"{NODES}/{name}", {"metadata": {"annotations": {POWER_ANNOTATION: POWER_OFF}}})
 
 
-def restore_node(api: ApiServer, name: str) -> None:
-    """Bring a lost node back: kwok takes the lease again within its renewal period."""
-    long_ago = _micro_time(datetime.datetime.fromtimestamp(0, tz=datetime.UTC))
-    api.patch(f"{_LEASES}/{name}", {"spec": {"leaseDurationSeconds": 1, "renewTime": long_ago}})
+def start_node(api: ApiServer, name: str) -> None:
+    """Bring a stopped node back; what was bound to it starts again, as after a reboot."""
+    if not _kept_by_agent(api, name):
+        # kwok takes an expired lease again within its renewal period.
+        long_ago = micro_time(datetime.datetime.fromtimestamp(0, tz=datetime.UTC))
+        api.patch(f"{NODE_LEASES}/{name}", {"spec": {"leaseDurationSeconds": 1, "renewTime": long_ago}})
+        return
+    api.patch(f"{NODES}/{name}", {"metadata": {"annotations": {POWER_ANNOTATION: None}}})
 
 
-def _micro_time(moment: datetime.datetime) -> str:
+def _kept_by_agent(api: ApiServer, name: str) -> bool:
+    return AGENT_ANNOTATION in api.get(f"{NODES}/{name}")["metadata"].get("annotations", {})
+
+
+def micro_time(moment: datetime.datetime) -> str:
+    """A time as leases hold it."""
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
@@ -163,6 +189,7 @@ class NodeState:
         schedulable: False when cordoned or still tainted as not ready.
         gpus: Allocatable GPUs.
         gpus_requested: GPUs of the pods bound to it that have not ended.
+        speed: The clock of a node whose pods are processes; None where they are fake.
     """
 
     name: str
@@ -171,6 +198,7 @@ class NodeState:
     schedulable: bool
     gpus: int
     gpus_requested: int
+    speed: float | None
 
 
 def node_states(api: ApiServer) -> list[NodeState]:
@@ -180,7 +208,7 @@ def node_states(api: ApiServer) -> list[NodeState]:
         if pod["status"].get("phase") not in ("Succeeded", "Failed"):
             node = pod["spec"].get("nodeName", "")
             requested[node] = requested.get(node, 0) + _gpus_of(pod)
-    return [_state(node, requested) for node in api.get(_NODES)["items"]]
+    return [_state(node, requested) for node in api.get(NODES)["items"]]
 
 
 def _state(node: Manifest, requested: Mapping[str, int]) -> NodeState:
@@ -188,6 +216,7 @@ def _state(node: Manifest, requested: Mapping[str, int]) -> NodeState:
     conditions = {item["type"]: item["status"] for item in node["status"].get("conditions", [])}
     taints = [taint["key"] for taint in node["spec"].get("taints", [])]
     blocked = node["spec"].get("unschedulable", False) or any(key.startswith("node.k") for key in taints)
+    speed = node["metadata"].get("annotations", {}).get(SPEED_ANNOTATION)
     return NodeState(
         name=name,
         product=node["metadata"].get("labels", {}).get("nvidia.com/gpu.product", ""),
@@ -195,6 +224,7 @@ def _state(node: Manifest, requested: Mapping[str, int]) -> NodeState:
         schedulable=not blocked,
         gpus=int(node["status"].get("allocatable", {}).get(GPU_RESOURCE, 0)),
         gpus_requested=requested.get(name, 0),
+        speed=float(speed) if speed else None,
     )
 
 

@@ -1,0 +1,134 @@
+"""A cluster whose pods are processes: a sandbox with the node agent and the operator, for the session."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from sglpool.sandbox.cluster import Sandbox
+from support.kubectl import Kubectl
+from support.pool_on_cluster import ClusterPool, PoolMaker, small_pool
+from support.waiting import wait_until
+
+SPEED = 60.0
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class AgentCluster:
+    """The sandbox, and kubectl for it."""
+
+    sandbox: Sandbox
+    kubectl: Kubectl
+
+    def namespace(self) -> str:
+        name = f"test-{uuid.uuid4().hex[:10]}"
+        self.kubectl("create", "namespace", name)
+        wait_until(
+            lambda: self.kubectl.run("get", "serviceaccount", "default", "-n", name).returncode == 0,
+            timeout_s=30,
+            describe=f"namespace {name} has its default ServiceAccount",
+        )
+        return name
+
+
+def start_cluster(folder: Any, nodes: dict[str, int], *, operator: bool = True) -> AgentCluster:
+    sandbox = Sandbox(folder)
+    sandbox.up(nodes, speed=SPEED, operator=operator)
+    return AgentCluster(sandbox, Kubectl(binary=sandbox.kubectl, kubeconfig=sandbox.kubeconfig))
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentCluster]:
+    """Two nodes of eight B200s and one without GPUs. Tests that stop a node start it again."""
+    cluster = start_cluster(tmp_path_factory.mktemp("agent") / "sandbox", {"B200": 2})
+    yield cluster
+    cluster.sandbox.down()
+
+
+@pytest.fixture
+def namespace(cluster: AgentCluster) -> Iterator[str]:
+    """A namespace of the test's own; what it holds is gone when the test has ended, so that GPUs are free."""
+    name = cluster.namespace()
+    yield name
+    cluster.kubectl("delete", "sglpool", "--all", "-n", name, "--wait=false")
+    cluster.kubectl("delete", "statefulsets,deployments,jobs", "--all", "-n", name, "--wait=false")
+    cluster.kubectl("delete", "pods", "--all", "-n", name, "--force", "--grace-period=0", timeout_s=90)
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def make_pool(cluster: AgentCluster, namespace: str) -> PoolMaker:
+    """Create small pools in the test's namespace; their warm-up is short."""
+
+    def make(name: str = "p", **spec: object) -> ClusterPool:
+        engine: Json = {"warmup": {"promptTokens": 2000}}
+        spec["engine"] = engine | dict(spec.get("engine") or {})  # type: ignore[call-overload]
+        pool = ClusterPool(cluster.kubectl, namespace, small_pool(name, **spec))
+        pool.apply()
+        return pool
+
+    return make
+
+
+PodRunner = Callable[..., "PodOnNode"]
+
+
+@dataclass(frozen=True)
+class PodOnNode:
+    """A pod of a test, and how to look at it."""
+
+    kubectl: Kubectl
+    namespace: str
+    name: str
+
+    def get(self) -> Json:
+        return self.kubectl.json("get", "pod", self.name, "-n", self.namespace)
+
+    @property
+    def phase(self) -> str:
+        return str(self.get()["status"].get("phase"))
+
+    def container(self) -> Json:
+        statuses = self.get()["status"].get("containerStatuses") or [{}]
+        found: Json = statuses[0]
+        return found
+
+    def waiting(self) -> Json:
+        found: Json = self.container().get("state", {}).get("waiting") or {}
+        return found
+
+    def wait_for(self, what: str, condition: Callable[[], object], timeout_s: float = 40) -> None:
+        wait_until(condition, timeout_s=timeout_s, describe=lambda: f"{what}; {json.dumps(self.get()['status'])}")
+
+    def logs(self, *arguments: str) -> str:
+        return self.kubectl("logs", self.name, "-n", self.namespace, *arguments)
+
+
+@pytest.fixture
+def run_pod(cluster: AgentCluster, namespace: str) -> PodRunner:
+    """Create a pod of one busybox container that runs a shell script."""
+
+    def run(script: str, *, pod: Json | None = None, name: str = "p", **container: Any) -> PodOnNode:
+        spec = {
+            "terminationGracePeriodSeconds": 5,
+            "containers": [
+                {"name": "main", "image": "busybox", "command": ["sh", "-c", script], **container},
+            ],
+            **(pod or {}),
+        }
+        manifest = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": {"app": name}},
+            "spec": spec,
+        }
+        cluster.kubectl("apply", "-n", namespace, "-f", "-", input=json.dumps(manifest))
+        return PodOnNode(cluster.kubectl, namespace, name)
+
+    return run
