@@ -71,9 +71,9 @@ def test_what_is_no_reference_is_invalid(reference: str) -> None:
 def test_the_binds_hold_the_interpreter_and_the_package() -> None:
     import sglpool
 
-    sources = [Path(source) for source, target in python_binds() if source == target]
+    sources = [source for source, target in python_binds() if source == target]
     assert len(sources) == len(python_binds())
-    for needed in (Path(sglpool.__file__).resolve(), Path(resolve("sglpool:1").path) / "sglpool"):
+    for needed in (Path(sglpool.__file__).resolve(), resolve("sglpool:1").path / "sglpool"):
         if needed.name == "sglpool":
             needed = Path(needed.read_text().split()[2])
         assert any(needed.is_relative_to(source) for source in (*sources, Path("/usr"))), needed
@@ -100,11 +100,11 @@ def in_container(folder: Path, *command: str) -> subprocess.CompletedProcess[str
     """Run a command as PID 1 of a container that has nothing but the image, its binds and the machine folder."""
     image = resolve("lmsysorg/sglang:latest")
     shared = [word for name in ("lib", "lib64", "bin") for word in ("--symlink", f"usr/{name}", f"/{name}")]
-    binds = [(image.path, image.path), *image.binds, (str(folder), "/run/sandbox"), (str(folder / "model"), "/model")]
+    binds = [(image.path, image.path), *image.binds, (folder, "/run/sandbox"), (folder / "model", "/model")]
     argv = ["bwrap", "--unshare-pid", "--as-pid-1", "--die-with-parent", "--ro-bind", "/usr", "/usr", *shared]
     argv += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--clearenv"]
     argv += ["--setenv", "PATH", f"{image.path}:/usr/bin:/bin"]
-    argv += [word for source, target in binds for word in ("--ro-bind", source, target)]
+    argv += [word for source, target in binds for word in ("--ro-bind", str(source), str(target))]
     return subprocess.run([*argv, *command], capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 

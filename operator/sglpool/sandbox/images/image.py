@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 class UnknownImage(Exception):
@@ -23,7 +24,7 @@ class Image:
     """
 
     name: str
-    path: str
+    path: Path
     env: Mapping[str, str] = field(default_factory=dict)
-    binds: tuple[tuple[str, str], ...] = ()
+    binds: tuple[tuple[Path, Path], ...] = ()
     command: tuple[str, ...] = ()

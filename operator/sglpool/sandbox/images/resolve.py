@@ -98,7 +98,7 @@ def interpreter() -> Path:
     return own if own.exists() else Path(os.path.abspath(sys.executable))
 
 
-def python_binds() -> tuple[tuple[str, str], ...]:
+def python_binds() -> tuple[tuple[Path, Path], ...]:
     """Folders that the interpreter and this package need in a container, each under its own path."""
     wanted = [
         Path(sys.prefix),
@@ -112,7 +112,7 @@ def python_binds() -> tuple[tuple[str, str], ...]:
         covered = any(folder.is_relative_to(other) for other in (*_SHARED, *(f for f in wanted if f != folder)))
         if not covered:
             chosen.append(folder)
-    return tuple((str(folder), str(folder)) for folder in chosen)
+    return tuple((folder, folder) for folder in chosen)
 
 
 def _split(reference: str) -> tuple[str, str]:
@@ -160,7 +160,7 @@ def _image(
 ) -> Image:
     return Image(
         name=reference,
-        path=str(_folder(title, files)),
+        path=_folder(title, files),
         binds=python_binds() if with_python else (),
         command=command,
     )
