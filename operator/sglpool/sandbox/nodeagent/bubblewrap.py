@@ -48,7 +48,7 @@ class Box:
         working_dir: Where it starts; made when missing.
         read_only_root: Whether only its volumes can be written.
         capabilities: What it may do; None to leave that alone, as an agent without rights has none to give.
-        user: User and group ids; None for the agent's own.
+        user: User and group ids; None for those of an agent that is root.
     """
 
     hostname: str
@@ -72,9 +72,9 @@ def options(box: Box) -> list[str]:
         words += ["--setenv", name, value]
     words += _machine(box.read_only_root)
     for source, target in box.binds:
-        words += ["--ro-bind", str(source), str(target)]
+        words += [*_parents(target), "--ro-bind", str(source), str(target)]
     for mount in box.mounts:
-        words += _mount(mount)
+        words += [*_parents(Path(mount.target)), *_mount(mount)]
     words += ["--bind", str(box.termination_log[0]), box.termination_log[1]]
     words += ["--dir", box.working_dir, "--chdir", box.working_dir]
     if box.read_only_root:
@@ -101,6 +101,12 @@ def _machine(read_only_root: bool) -> list[str]:
     words += ["--dir", "/root", "--dir", "/run", "--dir", "/var/tmp"]
     # A real image whose root is read-only has no writable /tmp either.
     return [*words, "--dir", "/tmp"] if read_only_root else [*words, "--perms", "1777", "--tmpfs", "/tmp"]
+
+
+def _parents(target: Path) -> list[str]:
+    """The folders above a mount, for everybody to read: bubblewrap's own are for their owner alone."""
+    folders = [str(parent) for parent in reversed(target.parents) if str(parent) != "/"]
+    return [word for folder in folders for word in ("--perms", "0755", "--dir", folder)]
 
 
 def _mount(mount: Mount) -> list[str]:

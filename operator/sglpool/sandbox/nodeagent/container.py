@@ -25,6 +25,7 @@ from pathlib import Path
 
 from sglpool.sandbox.nodeagent import logs, memory
 from sglpool.sandbox.nodeagent.contracts import StartFailed
+from sglpool.sandbox.nodeagent.subprocesses import collect, kill_group, pipe
 
 EXEC_OUTPUT_BYTES = 10 * 1024
 """As a kubelet keeps of a probe's output."""
@@ -171,7 +172,7 @@ class Container:
 
     async def _exec(self, argv: Sequence[str], descriptors: Sequence[int], timeout_s: float) -> ExecResult:
         output = bytearray()
-        read_end, write_end = _pipe()
+        read_end, write_end = pipe()
         with read_end, write_end:
             process = await asyncio.create_subprocess_exec(
                 *argv,
@@ -183,14 +184,14 @@ class Container:
                 start_new_session=True,
             )
             write_end.close()
-            reading = asyncio.create_task(_collect(read_end, output, EXEC_OUTPUT_BYTES))
+            reading = asyncio.create_task(collect(read_end, output, EXEC_OUTPUT_BYTES))
             try:
                 code: int | None = await asyncio.wait_for(process.wait(), timeout_s)
                 await asyncio.wait({reading}, timeout=_LEFTOVER_S)
             except TimeoutError:
                 code = None
             finally:
-                await _kill_group(process)
+                await kill_group(process)
                 reading.cancel()
                 await asyncio.wait({reading})
         text = output.decode(errors="replace")
@@ -267,7 +268,7 @@ async def launch_container(launch: Launch, census: memory.Census) -> Container:
         # Not in the command line: there everybody on this machine could read the variables.
         os.write(options, b"".join(os.fsencode(word) + b"\0" for word in launch.options))
         os.lseek(options, 0, os.SEEK_SET)
-        read_end, write_end = _pipe()
+        read_end, write_end = pipe()
         with read_end, write_end:
             process = await asyncio.create_subprocess_exec(
                 *(
@@ -290,12 +291,12 @@ async def launch_container(launch: Launch, census: memory.Census) -> Container:
             try:
                 return await asyncio.wait_for(_started(launch, process, read_end, census), _START_LIMIT_S)
             except TimeoutError:
-                await _kill_group(process)
+                await kill_group(process)
                 raise StartFailed(
                     "RunContainerError", f"container {launch.name} did not start within {_START_LIMIT_S:.0f} s"
                 ) from None
             except BaseException:
-                await _kill_group(process)
+                await kill_group(process)
                 raise
     except OSError as error:
         raise StartFailed("RunContainerError", f"cannot start {launch.bubblewrap}: {error.strerror}") from None
@@ -309,7 +310,7 @@ async def _started(
 ) -> Container:
     """The container, once bubblewrap has made way for its command."""
     collected = bytearray()
-    await _collect(info, collected, _INFO_BYTES)
+    await collect(info, collected, _INFO_BYTES)
     try:
         pid = int(json.loads(collected)["child-pid"])
         container = Container(launch, process, pid, census)
@@ -360,33 +361,6 @@ def exec_failure(program: str, reason: str) -> str:
             return f'exec: "{program}": executable file not found in $PATH'
         return f'exec: "{program}": stat {program}: no such file or directory'
     return f'exec: "{program}": {reason[:1].lower()}{reason[1:]}'
-
-
-async def _kill_group(process: asyncio.subprocess.Process) -> None:
-    """End a process that leads its own group, and all of the group."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-
-
-def _pipe() -> tuple[FileIO, FileIO]:
-    """The reading and the writing end of a pipe; closing one twice does no harm."""
-    read_end, write_end = os.pipe()
-    return FileIO(read_end, "r"), FileIO(write_end, "w")
-
-
-async def _collect(pipe: FileIO, into: bytearray, limit: int) -> None:
-    """Read a pipe to its end and keep the first `limit` bytes; closes it."""
-    reader = asyncio.StreamReader()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), pipe
-    )
-    try:
-        while chunk := await reader.read(4096):
-            into += chunk[: max(0, limit - len(into))]
-    finally:
-        transport.close()
 
 
 def _now() -> datetime.datetime:

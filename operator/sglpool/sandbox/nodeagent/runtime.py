@@ -132,7 +132,7 @@ class Runtime:
             command=command,
             variables=variables,
             working_dir=working_dir,
-            user_namespace=user is not None or os.geteuid() != 0,
+            user_namespace=user is not None,
             log=log,
             log_descriptor=log_descriptor,
             termination_log=termination_log,
@@ -197,7 +197,10 @@ def _program(name: str, package: str) -> str:
 
 
 def _user(container: str, security: Manifest) -> tuple[int, int] | None:
-    """User and group of a container; None for the agent's own.
+    """User and group of a container; None for root as root.
+
+    Either way the container's user owns what the agent owns: it is another name for the agent's own user, so files in
+    volumes never belong to somebody else.
 
     Raises:
         StartFailed: It must not run as root, and says root.
@@ -207,4 +210,6 @@ def _user(container: str, security: Manifest) -> tuple[int, int] | None:
         raise StartFailed(
             "CreateContainerConfigError", f"container's runAsUser breaks non-root policy (container: {container})"
         )
-    return (int(user), int(security.get("runAsGroup") or 0)) if user else None
+    if not user and os.geteuid() == 0:
+        return None
+    return int(user or 0), int(security.get("runAsGroup") or 0)
