@@ -19,7 +19,7 @@ from sglpool.api.crd import build_crd
 from sglpool.sandbox import binaries
 from sglpool.sandbox.apiserver import ApiServer, RequestRefused
 from sglpool.sandbox.certificates import create_certificates, write_kubeconfig
-from sglpool.sandbox.controlplane import Layout, control_plane, free_ports, operator_process
+from sglpool.sandbox.controlplane import Layout, control_plane, free_ports, node_agent, operator_process
 from sglpool.sandbox.errors import SandboxError
 from sglpool.sandbox.nodes import CPU_NODE, NodeState, add_node, node_names, node_states
 from sglpool.sandbox.processes import ProcessTable
@@ -167,6 +167,17 @@ class Sandbox:
                 f"there is a sandbox in {self.folder} already; end it with `sglpool sandbox down --dir "
                 f"{self.folder}`, or choose another --dir"
             ) from None
+
+    def restart_agent(self) -> None:
+        """Start the node agent again, ended or not: its pods come back as after a reboot of every node.
+
+        Raises:
+            SandboxError: It does not come up.
+        """
+        process = node_agent(self.folder)
+        self._processes.stop(process.name)
+        self._processes.start(process)
+        self._processes.wait_ready(process)
 
     def _start_operator(self) -> None:
         """Install the CRD and run the operator as one more process of this sandbox."""

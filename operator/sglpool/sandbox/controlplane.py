@@ -151,6 +151,7 @@ def _api_server(layout: Layout) -> Process:
         "--service-cluster-ip-range=10.0.0.0/16",
         "--authorization-mode=RBAC",
         "--allow-privileged=true",
+        "--kubelet-preferred-address-types=InternalIP",  # names of nodes mean nothing here
         "--endpoint-reconciler-type=none",  # its own address is loopback, which an endpoint may not be
         f"--default-not-ready-toleration-seconds={EVICTION_S}",
         f"--default-unreachable-toleration-seconds={EVICTION_S}",

@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 _PODS = "/api/v1/pods"
 _FINISHED = ("Succeeded", "Failed")
 _KILL_LIMIT_S = 10.0
+_RESTART_S = 10.0
 
 
 @dataclass(slots=True)
@@ -193,16 +194,20 @@ class Agent:
     async def _work(self, worker: PodWorker, pod: Manifest) -> None:
         """Run a pod to its end; a fault of ours in one pod must not take the others along."""
         uid = pod["metadata"]["uid"]
+        failed = False
         try:
             await worker.run()
-        except asyncio.CancelledError:
-            raise
         except Exception:
-            _log.exception("pod %s: its worker failed", _key(pod))
+            _log.exception("pod %s: its worker failed; it starts again in %g s", _key(pod), _RESTART_S)
+            failed = True
         finally:
             self._addresses.release(uid)
             if (running := self._pods.get(uid)) and running.worker is worker:
                 del self._pods[uid]
+        if failed:
+            await asyncio.sleep(_RESTART_S)
+            if uid in self._manifests and uid not in self._pods:
+                self._see_pod(self._manifests[uid])
 
     def _stop(self, uid: str) -> asyncio.Task[None]:
         """Kill a pod's containers without a word; `_closing` knows the task until they are gone."""

@@ -9,6 +9,8 @@ from urllib.parse import quote
 from sglpool.sandbox.apiserver import Manifest
 from sglpool.sandbox.nodeagent.api import AgentApi
 
+_REPLACED = ("podIPs", "hostIPs")
+_TAKEN_BACK = ("message", "reason")
 _COMPONENT = "sandbox-node-agent"
 
 
@@ -25,8 +27,12 @@ class ApiReporter:
         Raises:
             RequestRefused: With status 404 or 409 when the pod is gone, or another one has its name.
         """
+        # Conditions are merged by type, so that the scheduler's stay. Addresses would be merged too: after a reboot
+        # the pod had both. What is no longer said has to be taken back.
+        lists = {key: [{"$patch": "replace"}, *status[key]] for key in _REPLACED if key in status}
+        patch = {**dict.fromkeys(_TAKEN_BACK), **status, **lists}
         # The uid in a patch is a precondition: 409 when a new pod has the name.
-        body = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
+        body = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": patch}
         await self._api.patch(f"{_path(pod)}/status", body, strategic=True)
 
     async def event(self, pod: Manifest, type_: str, reason: str, message: str, container: str = "") -> None:

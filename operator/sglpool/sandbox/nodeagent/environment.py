@@ -24,6 +24,7 @@ _REFERENCE = re.compile(r"\$(?:\$|\(([^()]*)\))")
 _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']*)'\]")
 # The whole word: not 10.0.0.0, and not the network 0.0.0.0/0.
 _ANY_ADDRESS = re.compile(r"(?<![\w.])0\.0\.0\.0(?![\w.]|/\d)")
+PROGRAMS = (".py", ".sh", ".lua")
 _ANY_ADDRESS_BYTES = re.compile(_ANY_ADDRESS.pattern.encode())
 
 
@@ -32,7 +33,8 @@ def on_pod_address(text: str, pod_ip: str) -> str:
 
     All pods of a sandbox share the loopback interface of one machine, so a server that listens on every address
     would take its port from all other pods. This is the one thing that the agent changes in a pod: in command lines,
-    variables and mounted ConfigMaps (never in Secrets), and only the whole word.
+    variables and the settings in mounted ConfigMaps, and only the whole word. Secrets stay as they are, and so do
+    programs (`PROGRAMS`), which may speak of the address in other senses.
     """
     return _ANY_ADDRESS.sub(pod_ip, text)
 

@@ -17,6 +17,7 @@ from sglpool.sandbox.apiserver import Manifest
 from sglpool.sandbox.errors import SandboxError
 from sglpool.sandbox.nodeagent.contracts import Objects, StartFailed, VolumeFailed
 from sglpool.sandbox.nodeagent.environment import (
+    PROGRAMS,
     bytes_on_pod_address,
     data_of,
     expand,
@@ -225,7 +226,10 @@ class _Projections:
         data = data_of(found, secret=secret)
         # The cluster's own certificate is no server's setting.
         if not secret and name != _ROOT_CA:
-            data = {key: bytes_on_pod_address(content, self._pod_ip) for key, content in data.items()}
+            data = {
+                key: content if key.endswith(PROGRAMS) else bytes_on_pod_address(content, self._pod_ip)
+                for key, content in data.items()
+            }
         items = source.get("items")
         if not items:
             return {key: ProjectedFile(content, mode) for key, content in data.items()}
