@@ -318,3 +318,30 @@ def test_a_finished_pod_is_only_waited_for() -> None:
             assert len(stage.reporter.deletions) == 1
 
     virtual.run(story())
+
+
+def test_a_deletion_while_a_probe_kills_only_brings_the_end_nearer_and_nothing_is_restarted() -> None:
+    main = {"livenessProbe": {"exec": {"command": ["drain", "0", "1"]}, "periodSeconds": 10, "failureThreshold": 1}}
+    manifest = pod(main=main, terminationGracePeriodSeconds=100)
+
+    async def story() -> None:
+        async with on_stage(manifest, {"main": [Program(term_s=None, answers=_drains)]}) as stage:
+            await stage.at(20)
+            assert stage.container().signals == [(10, TERM)]
+            await stage.end(15)
+            assert stage.container().signals == [(10, TERM), (35.001, KILL)]
+            assert len(stage.runtime.starts) == 1
+
+    virtual.run(story())
+
+
+def test_a_deletion_does_not_wait_for_a_post_start_hook() -> None:
+    main = {"lifecycle": {"postStart": {"exec": {"command": ["drain", "500", "0"]}}}}
+
+    async def story() -> None:
+        async with on_stage(pod(main=main), {"main": [Program(answers=_drains)]}) as stage:
+            await stage.at(5)
+            await stage.end()
+            assert stage.container().signals == [(5.001, TERM)]
+
+    virtual.run(story())
