@@ -263,50 +263,55 @@ async def launch_container(launch: Launch, census: memory.Census) -> Container:
     Raises:
         StartFailed: The container cannot be set up, or there is no such program in it.
     """
-    options = os.memfd_create("bubblewrap options")
+    info, info_end = pipe()
+    go_end, go = pipe()
+    with info, info_end, go_end, go:
+        try:
+            process = await _spawn(launch, info_end, go_end)
+        except OSError as error:
+            raise StartFailed("RunContainerError", f"cannot start {launch.bubblewrap}: {error.strerror}") from None
+        finally:
+            os.close(launch.log_descriptor)
+        info_end.close()
+        go_end.close()
+        try:
+            return await asyncio.wait_for(_started(launch, process, info, go, census), _START_LIMIT_S)
+        except TimeoutError:
+            await kill_group(process)
+            raise StartFailed(
+                "RunContainerError", f"container {launch.name} did not start within {_START_LIMIT_S:.0f} s"
+            ) from None
+        except BaseException:
+            await kill_group(process)
+            raise
+
+
+async def _spawn(launch: Launch, info: FileIO, go: FileIO) -> asyncio.subprocess.Process:
+    """Start bubblewrap, which says on `info` who its PID 1 is, and waits on `go` before it goes on."""
+    descriptors = {"--info-fd": info.fileno(), "--block-fd": go.fileno(), "--args": os.memfd_create("bubblewrap")}
     try:
         # Not in the command line: there everybody on this machine could read the variables.
-        os.write(options, b"".join(os.fsencode(word) + b"\0" for word in launch.options))
-        os.lseek(options, 0, os.SEEK_SET)
-        read_end, write_end = pipe()
-        with read_end, write_end:
-            process = await asyncio.create_subprocess_exec(
-                *(
-                    launch.bubblewrap,
-                    "--args",
-                    str(options),
-                    "--info-fd",
-                    str(write_end.fileno()),
-                    "--",
-                    *launch.command,
-                ),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=launch.log_descriptor,
-                stderr=launch.log_descriptor,
-                env={},
-                pass_fds=(options, write_end.fileno()),
-                start_new_session=True,
-            )
-            write_end.close()
-            try:
-                return await asyncio.wait_for(_started(launch, process, read_end, census), _START_LIMIT_S)
-            except TimeoutError:
-                await kill_group(process)
-                raise StartFailed(
-                    "RunContainerError", f"container {launch.name} did not start within {_START_LIMIT_S:.0f} s"
-                ) from None
-            except BaseException:
-                await kill_group(process)
-                raise
-    except OSError as error:
-        raise StartFailed("RunContainerError", f"cannot start {launch.bubblewrap}: {error.strerror}") from None
+        os.write(descriptors["--args"], b"".join(os.fsencode(word) + b"\0" for word in launch.options))
+        os.lseek(descriptors["--args"], 0, os.SEEK_SET)
+        numbers = [word for option, number in descriptors.items() for word in (option, str(number))]
+        return await asyncio.create_subprocess_exec(
+            launch.bubblewrap,
+            *numbers,
+            "--",
+            *launch.command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=launch.log_descriptor,
+            stderr=launch.log_descriptor,
+            env={},
+            pass_fds=tuple(descriptors.values()),
+            start_new_session=True,
+        )
     finally:
-        os.close(options)
-        os.close(launch.log_descriptor)
+        os.close(descriptors["--args"])
 
 
 async def _started(
-    launch: Launch, process: asyncio.subprocess.Process, info: FileIO, census: memory.Census
+    launch: Launch, process: asyncio.subprocess.Process, info: FileIO, go: FileIO, census: memory.Census
 ) -> Container:
     """The container, once bubblewrap has made way for its command."""
     collected = bytearray()
@@ -315,31 +320,38 @@ async def _started(
         pid = int(json.loads(collected)["child-pid"])
         container = Container(launch, process, pid, census)
     except (ValueError, KeyError, ProcessLookupError):
-        # Nothing was set up at all, or it is over already.
+        # Nothing was set up at all.
         await process.wait()
         raise _failure(launch) from None
+    # Only now, so that the pid cannot be another process's by the time it is looked at.
+    with contextlib.suppress(BrokenPipeError):
+        go.write(b"\n")
     try:
-        await _executed(launch, process, pid)
+        executed = await _executed(launch, pid)
     except BaseException:
         container.kill()
         raise
-    if container.has_ended():
+    if not executed:
+        # A short command that is over already, or bubblewrap, which then has said why.
         await container.wait()
         if logs.first_line(launch.log).startswith("bwrap: "):
             raise _failure(launch)
     return container
 
 
-async def _executed(launch: Launch, process: asyncio.subprocess.Process, pid: int) -> None:
-    """Return when PID 1 is no longer bubblewrap, or has ended."""
+async def _executed(launch: Launch, pid: int) -> bool:
+    """Wait until PID 1 is no longer bubblewrap; False when it has ended before that was seen."""
     bubblewrap = os.stat(launch.bubblewrap)
     delay_s = _POLL_S
-    while process.returncode is None:
+    while True:
         try:
             if not os.path.samestat(os.stat(f"/proc/{pid}/exe"), bubblewrap):
-                return
+                return True
+        except PermissionError:
+            # Between two users, bubblewrap hides what it is from an agent without rights.
+            pass
         except OSError:
-            return
+            return False
         await asyncio.sleep(delay_s)
         delay_s = min(delay_s * 1.5, _POLL_MAX_S)
 
