@@ -40,9 +40,10 @@ CONFIG = {
 }
 """Flags as in the readings of a real engine: no kernels of a certain GPU, a pool of known size."""
 BASE_ARGS = (
-    "--load-format dummy --attention-backend triton --sampling-backend pytorch --grammar-backend none "
-    "--enable-metrics --enable-cache-report --disable-prefill-cuda-graph --mem-fraction-static 0.5"
-).split()
+    *("--load-format", "dummy", "--attention-backend", "triton", "--sampling-backend", "pytorch"),
+    *("--grammar-backend", "none", "--enable-metrics", "--enable-cache-report", "--disable-prefill-cuda-graph"),
+    *("--mem-fraction-static", "0.5"),
+)
 
 
 def free_port() -> int:
@@ -87,7 +88,7 @@ class EventStream:
         self.headers = dict(response.getheaders())
 
     def raw(self) -> Iterator[tuple[str, str]]:
-        """(event, data) of each event."""
+        """(event, data) of each event; hangs up after the last one."""
         name = ""
         while line := self._response.readline():
             text = line.decode().rstrip("\n")
@@ -96,6 +97,8 @@ class EventStream:
             elif text.startswith("data: "):
                 yield name, text[6:]
                 name = ""
+        self._response.close()
+        self._connection.close()
 
     def events(self) -> Iterator[Any]:
         """Data of each event as JSON; the end mark as the text [DONE]."""

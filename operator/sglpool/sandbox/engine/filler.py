@@ -30,13 +30,19 @@ _WORDS = (
 _PERIOD_BYTES = 4096 * TOKEN_BYTES
 
 
-def _words() -> bytes:
-    """ASCII without a character that JSON would escape; a whole number of tokens."""
-    text = _OPENING + _WORDS * (_PERIOD_BYTES // len(_WORDS) + 1)
-    return text[:_PERIOD_BYTES].encode()
+# ASCII without a character that JSON would escape; a whole number of tokens.
+_TEXT = (_OPENING + _WORDS * (_PERIOD_BYTES // len(_WORDS) + 1))[:_PERIOD_BYTES].encode()
 
 
-_TEXT = _words()
+def _words(start: int, end: int) -> bytes:
+    """A stretch of the endless text."""
+    if end <= start:
+        return b""
+    at, length = start % _PERIOD_BYTES, end - start
+    if at + length <= _PERIOD_BYTES:
+        return _TEXT[at : at + length]
+    return (_TEXT * ((at + length) // _PERIOD_BYTES + 1))[at : at + length]
+
 
 # Output tokens of real coding-agent requests: share of the requests below, tokens.
 _LENGTHS = ((0.0, 40), (0.05, 89), (0.25, 137), (0.5, 216), (0.75, 426), (0.9, 898), (0.99, 3700), (1.0, 8000))
@@ -44,18 +50,24 @@ _LENGTHS = ((0.0, 40), (0.05, 89), (0.25, 137), (0.5, 216), (0.75, 426), (0.9, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A reply as it will be generated.
+    """A reply as it will be generated: bytes, TOKEN_BYTES per token, of which the words are not kept but known.
 
     Attributes:
-        stream: all of its bytes, TOKEN_BYTES per token, markers with it.
+        before: what comes before the words: a tool's name and the beginning of its arguments.
+        words_bytes: length of the words.
+        after: what comes after them, end marks with it.
+        total_bytes: length of the whole; less than all of the above when a limit cuts it off.
         text_at: where the text that the client sees begins: words, or the arguments of a tool.
         text_to: where it ends.
         stops: whether it ends by itself; else the limit cuts it off.
         tool: name of the tool that it calls, or empty.
     """
 
-    stream: bytes
-    text_at: int
+    before: bytes = b""
+    words_bytes: int
+    after: bytes = b""
+    total_bytes: int
+    text_at: int = 0
     text_to: int
     stops: bool
     tool: str = ""
@@ -63,11 +75,23 @@ class Reply:
     @property
     def tokens(self) -> int:
         """Tokens of the whole reply."""
-        return len(self.stream) // TOKEN_BYTES
+        return self.total_bytes // TOKEN_BYTES
+
+    def stream(self) -> bytes:
+        """All of its bytes, marks with them."""
+        return self._cut(0, self.total_bytes)
 
     def text(self, from_token: int, to_token: int) -> bytes:
         """The client's share of some of its tokens."""
-        return self.stream[max(from_token * TOKEN_BYTES, self.text_at) : min(to_token * TOKEN_BYTES, self.text_to)]
+        return self._cut(max(from_token * TOKEN_BYTES, self.text_at), min(to_token * TOKEN_BYTES, self.text_to))
+
+    def _cut(self, start: int, end: int) -> bytes:
+        words_at = len(self.before)
+        words_to = words_at + self.words_bytes
+        if words_at <= start and end <= words_to:
+            return _words(start - words_at, end - words_at)
+        words = _words(max(start - words_at, 0), min(end, words_to) - words_at)
+        return self.before[start:end] + words + self.after[max(start - words_to, 0) : max(end - words_to, 0)]
 
 
 def natural_tokens(prompt: bytes) -> int:
@@ -85,9 +109,8 @@ def words(tokens: int, *, limit_tokens: int) -> Reply:
     stops = tokens < limit_tokens
     tokens = min(tokens, limit_tokens)
     text_bytes = (tokens - stops) * TOKEN_BYTES
-    periods = text_bytes // _PERIOD_BYTES + 1
-    text = (_TEXT * periods)[:text_bytes]
-    return Reply(stream=text + END if stops else text, text_at=0, text_to=text_bytes, stops=stops)
+    after = END if stops else b""
+    return Reply(words_bytes=text_bytes, after=after, total_bytes=tokens * TOKEN_BYTES, text_to=text_bytes, stops=stops)
 
 
 def tool_call(name: str, schema: object, tokens: int, *, limit_tokens: int) -> Reply:
@@ -98,15 +121,19 @@ def tool_call(name: str, schema: object, tokens: int, *, limit_tokens: int) -> R
     fixed_bytes = len(head) + len(before) + len(after) + len(tail)
     fill_bytes = max(tokens * TOKEN_BYTES - fixed_bytes, len(_OPENING))
     fill_bytes += -(fixed_bytes + fill_bytes) % TOKEN_BYTES
-    fill = (_TEXT * (fill_bytes // _PERIOD_BYTES + 1))[:fill_bytes]
-    arguments = before + fill + after
-    stream = head + arguments + tail
-    limit_bytes = limit_tokens * TOKEN_BYTES
+    total_bytes, limit_bytes = fixed_bytes + fill_bytes, limit_tokens * TOKEN_BYTES
     if limit_bytes <= len(head):
         return words(limit_tokens, limit_tokens=limit_tokens)
-    text_to = min(len(head) + len(arguments), limit_bytes)
-    stops = len(stream) <= limit_bytes
-    return Reply(stream=stream[:limit_bytes], text_at=len(head), text_to=text_to, stops=stops, tool=name)
+    return Reply(
+        before=head + before,
+        words_bytes=fill_bytes,
+        after=after + tail,
+        total_bytes=min(total_bytes, limit_bytes),
+        text_at=len(head),
+        text_to=min(total_bytes - len(tail), limit_bytes),
+        stops=total_bytes <= limit_bytes,
+        tool=name,
+    )
 
 
 def _arguments(schema: object) -> tuple[bytes, bytes]:

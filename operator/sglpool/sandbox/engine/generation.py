@@ -202,7 +202,7 @@ class Generation:
         reply = self._reply(ask, prompt_tokens)
         request = Request(
             rid=ask.rid,
-            ids=block_ids(ask.prompt + reply.stream, self._spec.engine.page_size_tokens),
+            ids=block_ids(ask.prompt + reply.stream(), self._spec.engine.page_size_tokens),
             prompt_tokens=prompt_tokens,
             output_tokens=reply.tokens,
             extra_prefill_s=self._first_time_s(prompt_tokens, ask.images),

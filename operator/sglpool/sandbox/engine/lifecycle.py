@@ -50,8 +50,9 @@ class Lifecycle:
     """State of one server."""
 
     def __init__(self, spec: Spec, clock: ModelClock, generation: Generation, close_port: Callable[[], None]) -> None:
-        """Begin as starting; `close_port` is called when no more connections are taken."""
-        self.status = Status.STARTING
+        """Begin as starting, or up without a warm-up; `close_port` is called when no more connections are taken."""
+        self._warms_up = not spec.args.get("skip_server_warmup")
+        self.status = Status.STARTING if self._warms_up else Status.UP
         self.terminating = False
         self.ended = asyncio.Event()
         """Set when the process shall exit with code 0."""
@@ -114,7 +115,7 @@ class Lifecycle:
 
     async def warm_up(self) -> None:
         """The server's own first request, unless it is skipped; then the server is up."""
-        if not self._spec.args.get("skip_server_warmup"):
+        if self._warms_up:
             try:
                 stream = self._generation.submit_own(_WARM_UP_PROMPT, _WARM_UP_TOKENS, images=int(self._spec.vision))
             except ApiError as error:

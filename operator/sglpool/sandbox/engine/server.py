@@ -22,7 +22,7 @@ from sglpool.sandbox.engine.clock import ModelClock
 from sglpool.sandbox.engine.driver import Driver
 from sglpool.sandbox.engine.errors import ApiError, ClientGone
 from sglpool.sandbox.engine.generation import Generation
-from sglpool.sandbox.engine.http import Exchange, Message, Receive, Route, Router, Send, cancel
+from sglpool.sandbox.engine.http import Exchange, Message, Receive, Route, Router, Send, cancel, encode
 from sglpool.sandbox.engine.lifecycle import Lifecycle
 from sglpool.sandbox.engine.openai_api import OpenAI
 from sglpool.sandbox.engine.responses_api import Responses
@@ -184,7 +184,9 @@ class App:
             await self._answer(exchange, route)
         except ApiError as error:
             if not exchange.status:
-                await exchange.reply_json(error.body(), error.status)
+                # Of a body that is too large the rest is still to come; nobody will read it.
+                close = [(b"connection", b"close")] if error.status == 413 else None
+                await exchange.reply(error.status, encode(error.body()), headers=close)
         except ClientGone:
             # Nobody reads it, but the server must be told that the exchange is over.
             if not exchange.status:
