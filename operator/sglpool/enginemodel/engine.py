@@ -200,7 +200,7 @@ class Engine:
             self._begin_prefill(now_s)
         if self._step is None and running:
             decode = self._scheduler.decode_batch(self._rates.accept_length)
-            if decode is not None:
+            if decode.parts:
                 self._step = _Running(now_s, now_s + self._rates.decode_s(len(decode.parts)), decode)
             else:
                 # A long prompt has taken the room of the last running request, and can now go on.
@@ -229,6 +229,7 @@ class Engine:
             cached_device_tokens=batch.device_tokens,
             cached_host_tokens=batch.host_tokens,
         )
+        decoding = bool(self._scheduler.running)
         self._meters.prefill_busy_s += now_s - step.started_s
         for part in batch.parts:
             entry = part.entry
@@ -245,7 +246,7 @@ class Engine:
                 report.finished.append(self._finish(entry, "stop", now_s))
         self._meters.prefill_uncached_tokens += report.prefill_tokens
         report.running = len(self._scheduler.running)
-        if report.running:
+        if decoding:
             share = self._rates.decode_share_during_prefill
             self._decode_owed_s += (now_s - step.started_s) * share / (1 - share)
         return report

@@ -84,6 +84,7 @@ class Scheduler:
         self._waiting_uncached_tokens = 0
         self._reserve = RESERVE_AT_FIRST
         self._full = False
+        self._retracted: list[str] = []
 
     @property
     def uncached_tokens(self) -> int:
@@ -119,6 +120,7 @@ class Scheduler:
             self._admit_waiting(batch, chunk_left, now_s)
         if not batch.parts:
             return None
+        batch.retracted = self._take_retracted()
         self._meters.prefill(
             computed_tokens=batch.tokens, device_tokens=batch.device_tokens, host_tokens=batch.host_tokens
         )
@@ -140,21 +142,22 @@ class Scheduler:
         self.running[entry.request.rid] = entry
         return True
 
-    def decode_batch(self, accept_length: float) -> DecodeBatch | None:
-        """Take every running request for a decode step; whoever no longer fits goes back to the queue."""
+    def decode_batch(self, accept_length: float) -> DecodeBatch:
+        """Take every running request for a decode step; whoever no longer fits goes back to the queue.
+
+        It may be that no one is left: then a prompt in chunks has taken the room.
+        """
         parts = [(entry, _yield(entry, accept_length)) for entry in self.running.values()]
         needs = [self.pages(entry.computed_tokens + produced) - entry.held.pages for entry, produced in parts]
-        need, retracted = sum(needs), []
+        need = sum(needs)
         while need > self.cache.obtainable_pages:
             entry, _ = parts.pop()
             need -= needs.pop()
-            retracted.append(self._retract(entry))
-        if not parts:
-            return None
+            self._retract(entry)
         for (entry, _), pages in zip(parts, needs, strict=True):
             self.cache.grow(entry.held, pages)
         self._reserve = max(RESERVE_AT_LEAST, self._reserve - RESERVE_DECAY_PER_STEP)
-        return DecodeBatch(parts, retracted, accept_length)
+        return DecodeBatch(parts, self._take_retracted() if parts else [], accept_length)
 
     def decoded(self, entry: Entry, produced: int, accept_length: float) -> None:
         """Take in the end of a decode step for one request."""
@@ -185,7 +188,7 @@ class Scheduler:
         pages = self.pages(entry.computed_tokens + tokens) - entry.held.pages
         while pages > self.cache.obtainable_pages:
             youngest = next(reversed(self.running.values()))
-            batch.retracted.append(self._retract(youngest))
+            self._retract(youngest)
         self._take(entry, tokens, batch)
         if tokens == left:
             self._chunked = None
@@ -255,7 +258,7 @@ class Scheduler:
         cached = {entry.number: self.cache.peek(entry.request.ids, self._match_pages(entry)) for entry in entries}
         return sorted(entries, key=lambda entry: -cached[entry.number])
 
-    def _retract(self, entry: Entry) -> str:
+    def _retract(self, entry: Entry) -> None:
         """Send a running request back to the head of the queue; its tokens stay cached until they are evicted."""
         del self.running[entry.request.rid]
         self._let_go(entry)
@@ -263,7 +266,12 @@ class Scheduler:
         self._meters.retracted += 1
         self._reserve = RESERVE_AT_FIRST
         self._full = False
-        return entry.request.rid
+        self._retracted.append(entry.request.rid)
+
+    def _take_retracted(self) -> list[str]:
+        """Who was retracted since the last step; the step that begins now reports it."""
+        retracted, self._retracted = self._retracted, []
+        return retracted
 
     def _let_go(self, entry: Entry) -> None:
         self._commit(entry)
