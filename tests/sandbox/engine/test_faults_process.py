@@ -126,3 +126,24 @@ def test_a_half_written_faults_file_is_a_healthy_machine(engine: EngineProcess) 
     wait_until(lambda: answers(engine, 5), timeout_s=10, describe="it serves")
     assert engine.process is not None
     assert engine.process.poll() is None
+
+
+def test_speculation_collapses_and_recovers(tmp_path: Path) -> None:
+    args = ("--disable-cuda-graph", "--skip-server-warmup", "--speculative-algorithm", "NGRAM")
+    with EngineProcess(tmp_path, *args, speed=SPEED) as engine:
+        engine.wait_ready()
+        numbers = iter(range(1000))
+
+        def tokens_per_call() -> float:
+            names = ("sglang:generation_tokens_total", "sglang:spec_verify_calls_total")
+            before = [engine.metric(name) for name in names]
+            body = {"prompt": f"{next(numbers)} hi", "max_tokens": 50, "ignore_eos": True}
+            assert engine.post("/v1/completions", body).status == 200
+            tokens, calls = (engine.metric(name) - old for name, old in zip(names, before, strict=True))
+            return tokens / calls
+
+        assert tokens_per_call() > 2.5
+        engine.fault(accept_length=1.0)
+        wait_until(lambda: tokens_per_call() < 1.1, timeout_s=10, describe="every step yields one token")
+        engine.fault()
+        wait_until(lambda: tokens_per_call() > 2.5, timeout_s=10, describe="speculation works again")

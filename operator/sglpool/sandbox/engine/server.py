@@ -81,6 +81,8 @@ async def _run(server: uvicorn.Server, sock: socket.socket, driver: Driver, life
             await server.shutdown(sockets=[sock])
         return 0
     finally:
+        # Whoever is still connected is cut off, as by any end of a process; that is no error of the application.
+        logging.getLogger("uvicorn.error").disabled = True
         for task in (*works, ended):
             await cancel(task)
 
