@@ -51,6 +51,7 @@ def observed_pod(ordinal: int, **changes: Any) -> ObservedPod:
         "waiting": ("", ""),
         "restarts": 0,
         "last_exit": None,
+        "last_words": "",
         "oom_killed": False,
         **changes,
     }

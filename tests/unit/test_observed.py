@@ -83,6 +83,23 @@ def test_how_a_container_last_failed():
     assert read(containers=[container(last={"exitCode": 0})]).last_exit is None
 
 
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("", ""),
+        ("ValueError: no\nsglpool: the server ended before it was warm with exit code 1.\n", "ValueError: no"),
+        ("sglpool: the disk is full.\n", "sglpool: the disk is full."),
+        (
+            "sglpool: the server ended while serving with exit code 0.",
+            "sglpool: the server ended while serving with exit code 0.",
+        ),
+        ("x" * 300, "x" * 200 + "..."),
+    ],
+)
+def test_what_a_container_said_last(message: str, words: str) -> None:
+    assert read(containers=[container(last={"exitCode": 1, "message": message})]).last_words == words
+
+
 def test_a_statefulset_with_everything_left_to_the_defaults_of_the_api():
     seen = ObservedStatefulSet.from_manifest({"metadata": {"name": "x", "uid": "u", "generation": 1}, "spec": {}})
     assert (seen.replicas, seen.partition, seen.pod_management_policy) == (1, 0, "OrderedReady")

@@ -210,6 +210,12 @@ CASES = {
         words=["with exit code 3", "kubectl logs kimi-b200-1 --previous"],
         kstatus="InProgress",
     ),
+    "crash loop with a reason": Case(
+        pods=[pod(0), waiting("CrashLoopBackOff", restarts=1, last_exit=2, last_words="error: invalid choice: 'x'")],
+        expect={"Ready": "CrashLoop"},
+        words=["again and again: \"error: invalid choice: 'x'\". Read"],
+        kstatus="InProgress",
+    ),
     "crash loop between two crashes": Case(
         pods=[pod(0), pod(1, ready=False, restarts=3)],
         expect={"Ready": "CrashLoop"},

@@ -14,6 +14,11 @@ from sglpool.api.base import Manifest
 from sglpool.api.engine import GPU_RESOURCE
 from sglpool.api.pool import Pool
 
+MAX_WORDS = 200
+"""Characters that a condition quotes of a container's last message."""
+_CLOSING_LINES = ("sglpool: the server ended", "sglpool: the server did not warm up", "Received sigquit")
+"""Lines with which the launch script and SGLang say only that it is over."""
+
 RefusalKind = Literal["PodSecurityRefused", "QuotaExceeded", "PodsRefused"]
 
 
@@ -108,6 +113,7 @@ class ObservedPod:
             what it waits for, else with the kubelet's words.
         restarts: Restarts of its containers, the largest.
         last_exit: Exit code of the last ended container, None if none ended.
+        last_words: What that container said at its end, one line; empty when it left no message.
         oom_killed: Whether that container was killed for memory.
     """
 
@@ -126,6 +132,7 @@ class ObservedPod:
     waiting: tuple[str, str]
     restarts: int
     last_exit: int | None
+    last_words: str
     oom_killed: bool
 
     @classmethod
@@ -154,6 +161,7 @@ class ObservedPod:
             waiting=_waiting(containers),
             restarts=max((c.get("restartCount", 0) for c in containers), default=0),
             last_exit=ended[-1].get("exitCode") if ended else None,
+            last_words=_last_words(ended[-1].get("message", "")) if ended else "",
             oom_killed=any(e.get("reason") == "OOMKilled" for e in ended),
         )
 
@@ -233,6 +241,14 @@ def _ended(container: Manifest) -> Manifest | None:
         if ended is not None and ended.get("exitCode", 0) != 0:
             return ended
     return None
+
+
+def _last_words(message: str) -> str:
+    """The line of a termination message that says most: the last one, unless it only tells that it is over."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith(_CLOSING_LINES)]
+    words = next(reversed(telling or lines), "")
+    return words if len(words) <= MAX_WORDS else f"{words[:MAX_WORDS]}..."
 
 
 def _waiting(containers: list[Manifest]) -> tuple[str, str]:

@@ -113,7 +113,8 @@ def _crash_loop(pool: Pool, pod: ObservedPod, now_s: float) -> str:
     if pod.oom_killed:
         return "its container is killed for memory again and again. Raise the memory limit, or lower hiCache.size."
     code = "" if pod.last_exit is None else f" with exit code {pod.last_exit}"
-    return f"its container ends{code} again and again. Read `kubectl logs {pod.name} --previous`."
+    words = f': "{pod.last_words}"' if pod.last_words else ""
+    return f"its container ends{code} again and again{words}. Read `kubectl logs {pod.name} --previous`."
 
 
 def _deadline(pool: Pool, pod: ObservedPod, now_s: float) -> str:
