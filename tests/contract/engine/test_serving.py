@@ -129,6 +129,18 @@ def test_a_client_that_gives_up_on_a_plain_request_is_noticed_by_and_by(engine: 
     wait_until(lambda: engine.load()["num_running_reqs"] == 0, timeout_s=6, describe="aborted", interval_s=0.02)
 
 
+def test_a_queued_request_whose_client_left_is_removed(engine: EngineProcess) -> None:
+    running = [Background(engine, "/v1/completions", completion(20, 20_000, name=name)) for name in "abcd"]
+    wait_running(engine, 4)
+    with pytest.raises(TimeoutError):
+        engine.post("/v1/completions", completion(20, 5), timeout_s=0.3)
+    wait_running(engine, 4, waiting=1)
+    wait_running(engine, 4, waiting=0)
+    engine.post("/abort_request", {"abort_all": True})
+    for request in running:
+        assert request.answer().json()["choices"][0]["finish_reason"] == "abort"
+
+
 def test_abort_request_ends_a_stream_with_usage_and_done(engine: EngineProcess) -> None:
     body = completion(20, 100_000, rid="mine", stream_options={"include_usage": True})
     with streaming(engine, body) as stream:

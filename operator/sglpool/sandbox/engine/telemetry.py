@@ -85,7 +85,11 @@ class Telemetry:
         self._requests[rid] = _Watched(now_s, streaming=streaming)
 
     def on_step(self, step: Step) -> None:
-        """A step of the engine ended, with everything that finished in it."""
+        """A step of the engine ended, with everything that finished in it.
+
+        Gauges show the engine as it is now: told of each step before the next one ends, they are exact; told of many
+        at once, they show the state after the last.
+        """
         self._busy_s += step.duration_s
         if step.retracted:
             self._retracted += len(step.retracted)
