@@ -244,29 +244,47 @@ def test_what_can_never_fit_is_refused_and_what_just_fits_is_served() -> None:
     assert finished(drain(subject))["fits"].completion_tokens == 101
 
 
-def test_the_youngest_goes_back_to_the_queue_when_output_outgrows_the_pool() -> None:
-    subject = engine(max_total_tokens=2_000)
+def test_the_youngest_goes_back_to_the_head_of_the_queue_when_output_outgrows_the_pool() -> None:
+    subject = engine(max_total_tokens=2_000, max_running_requests=2)
     subject.submit(request("old", 100, 1_500), 0.0)
     steps = subject.advance(70.0)  # by now room is kept for a tenth of what is still to come
-    subject.submit(request("young", 100, 1_000), 70.0)
+    for rid in ("young", "other"):
+        subject.submit(request(rid, 100, 1_000), 70.0)
     steps += drain(subject)
-    assert {rid for step in steps for rid in step.retracted} == {"young"}
+    assert next(step.retracted for step in steps if step.retracted) == ["young"]
+    retracted = next(number for number, step in enumerate(steps) if step.retracted)
+    back = next(step for step in steps[retracted:] if step.kind == "prefill")
+    assert back.tokens[0] == ("young", 1)
     ended = finished(steps)
-    assert {rid: end.completion_tokens for rid, end in ended.items()} == {"old": 1_500, "young": 1_000}
+    assert {rid: end.completion_tokens for rid, end in ended.items()} == {"old": 1_500, "young": 1_000, "other": 1_000}
     assert ended["old"].finished_s < ended["young"].finished_s
     assert ended["young"].cached_device_tokens == 0  # what it found of itself afterwards is no hit of its prompt
-    assert subject.load().retracted_total == 1
+    assert subject.load().retracted_total == len([rid for step in steps for rid in step.retracted])
+
+
+def test_room_is_kept_for_the_output_of_all_that_are_admitted_together() -> None:
+    subject = engine(max_total_tokens=1_000)
+    subject.submit(request("busy", 10, 1), 0.0)
+    for rid in ("a", "b"):
+        subject.submit(request(rid, 100, 450), 0.0)
+    steps = drain(subject)
+    assert [rid for rid, _ in steps[1].tokens] == ["a"]
+    assert subject.load().retracted_total == 0
+    assert set(finished(steps)) == {"busy", "a", "b"}
 
 
 def test_a_long_prompt_takes_the_room_of_what_runs() -> None:
     subject = engine(
-        max_total_tokens=10_000, chunked_prefill_tokens=500, decode_base_s=0.001, decode_share_during_prefill=0.6
+        max_total_tokens=10_000, chunked_prefill_tokens=2_000, decode_base_s=0.001, decode_share_during_prefill=0.4
     )
     subject.submit(request("talks", 10, 9_900), 0.0)
     subject.advance(2.0)
     subject.submit(request("long", 5_500, 2), 2.0)
+    # Between chunks the other grows by some 1,300 tokens, until the third chunk finds no room beside it.
     steps = drain(subject)
-    assert [step.retracted for step in steps if step.retracted and step.kind == "prefill"] == [["talks"]]
+    assert [(step.kind, step.prefill_tokens, step.retracted) for step in steps if step.retracted] == [
+        ("prefill", 1_500, ["talks"])
+    ]
     assert {rid: end.completion_tokens for rid, end in finished(steps).items()} == {"talks": 9_900, "long": 2}
 
 
