@@ -168,14 +168,10 @@ class Engine:
             load_back_tokens_total=cache.load_back_pages * page,
             backup_tokens_total=cache.backup_pages * page,
             generated_tokens_total=meters.generated_tokens,
-            verify_calls_total=meters.sum_batch,
+            verify_calls_total=meters.verify_calls,
             retracted_total=meters.retracted,
             decode_steps=meters.decode_steps,
-            sum_batch=meters.sum_batch,
             sum_seq_lens=meters.sum_seq_lens,
-            sum_batch_squared=meters.sum_batch_squared,
-            sum_batch_seq_lens=meters.sum_batch_seq_lens,
-            sum_decode_tokens=meters.sum_decode_tokens,
         )
 
     def _run_to(self, now_s: float) -> None:

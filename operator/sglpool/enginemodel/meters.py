@@ -14,11 +14,8 @@ class Meters:
     generated_tokens: int = 0
     retracted: int = 0
     decode_steps: int = 0
-    sum_batch: int = 0
+    verify_calls: int = 0
     sum_seq_lens: int = 0
-    sum_batch_squared: int = 0
-    sum_batch_seq_lens: int = 0
-    sum_decode_tokens: int = 0
     cache_hit_rate: float = 0.0
     gen_throughput: float = 0.0
     _stretch_started_s: float | None = None
@@ -34,11 +31,8 @@ class Meters:
     def decode(self, *, batch: int, seq_lens: int, tokens: int, started_s: float) -> None:
         """Count a decode step that has ended."""
         self.decode_steps += 1
-        self.sum_batch += batch
+        self.verify_calls += batch
         self.sum_seq_lens += seq_lens
-        self.sum_batch_squared += batch * batch
-        self.sum_batch_seq_lens += batch * seq_lens
-        self.sum_decode_tokens += tokens
         self.generated_tokens += tokens
         self._stretch_tokens += tokens
         if self._stretch_started_s is None:

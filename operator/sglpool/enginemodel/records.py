@@ -118,11 +118,7 @@ class Load:
         verify_calls_total: decode steps of single requests.
         retracted_total: retractions.
         decode_steps: decode steps.
-        sum_batch: sum over decode steps of their requests.
         sum_seq_lens: sum over decode steps of their requests' tokens.
-        sum_batch_squared: sum of squares of the requests.
-        sum_batch_seq_lens: sum of requests times tokens.
-        sum_decode_tokens: tokens produced by decode steps.
     """
 
     at_s: float
@@ -152,11 +148,7 @@ class Load:
     verify_calls_total: int
     retracted_total: int
     decode_steps: int
-    sum_batch: int
     sum_seq_lens: int
-    sum_batch_squared: int
-    sum_batch_seq_lens: int
-    sum_decode_tokens: int
 
     @property
     def total_tokens(self) -> int:
@@ -167,17 +159,3 @@ class Load:
     def token_usage(self) -> float:
         """Share of the pool that requests hold; what is only cached does not count."""
         return self.used_tokens / self.max_total_tokens
-
-    @property
-    def decode_moments(self) -> tuple[float, float, float, float, float, float] | None:
-        """SGLang's six sums over decode steps, None before the first."""
-        if not self.decode_steps:
-            return None
-        return (
-            float(self.decode_steps),
-            float(self.sum_batch),
-            float(self.sum_seq_lens),
-            float(self.sum_batch_squared),
-            float(self.sum_batch_seq_lens),
-            float(self.sum_decode_tokens),
-        )

@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 from sglpool.catalog.flags import FlagOption, load_flags
 
 SERVE_PROG = "sglang serve"
-MODULE_PROG = "launch_server.py"
 
 #: Flags that are stored under another name than their first spelling's.
 _DESTINATIONS = {

@@ -144,11 +144,8 @@ def plan_capacity(resolved: Resolved, machine: Machine, weights: Weights, draft:
         page_size_tokens=args["page_size"],
         startup_available_gpu_memory_gb=free / GIB,
         available_gpu_memory_gb=left_gb,
-        gpu_memory_gb=machine.gpu_memory_mib / 1024,
-        mem_fraction_static=fraction,
         max_running_requests=running,
         request_table_gb=table / GIB,
-        outside_gb=(free - hbm.static_bytes(free_bytes=free, mem_fraction_percent=fraction * 100)) / GIB,
     )
 
 

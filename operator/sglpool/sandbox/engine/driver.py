@@ -31,7 +31,7 @@ _LAG_WINDOW_S = 10.0
 class Stream:
     """One request in the engine, seen by the task that serves it."""
 
-    __slots__ = ("_waiter", "finished", "first_wall_s", "probe", "rid", "started_wall_s", "streaming", "tokens")
+    __slots__ = ("_waiter", "finished", "first_wall_s", "probe", "rid", "streaming", "tokens")
 
     def __init__(self, rid: str, *, streaming: bool, probe: bool = False) -> None:
         """Wait for the tokens of `rid`."""
@@ -42,7 +42,6 @@ class Stream:
         self.tokens = 0
         """Output tokens so far."""
         self.finished: Finished | None = None
-        self.started_wall_s = time.monotonic()
         self.first_wall_s = 0.0
         self._waiter: asyncio.Future[None] | None = None
 

@@ -62,11 +62,6 @@ class Family:
         """The name as exported."""
         return NAME_PREFIX + self.name
 
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        """Every label of a sample except `le`, sorted as exported."""
-        return tuple(sorted((*SCOPE_LABELS[self.scope], *self.labels)))
-
     def starts_with(self, *, hicache: bool) -> tuple[Child, ...]:
         """Series that exist at the first scrape."""
         return self.children if self.when == "always" or (self.when == "hicache" and hicache) else ()

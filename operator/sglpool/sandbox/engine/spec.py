@@ -32,11 +32,8 @@ class Capacity:
         page_size_tokens: tokens of one page.
         startup_available_gpu_memory_gb: free before the load.
         available_gpu_memory_gb: free after everything.
-        gpu_memory_gb: total of a GPU.
-        mem_fraction_static: the fraction that was applied.
         max_running_requests: the effective running limit.
         request_table_gb: the request-to-token table, outside the fraction.
-        outside_gb: what the fraction left outside.
     """
 
     weight_gb: float
@@ -50,11 +47,8 @@ class Capacity:
     page_size_tokens: int
     startup_available_gpu_memory_gb: float
     available_gpu_memory_gb: float
-    gpu_memory_gb: float
-    mem_fraction_static: float
     max_running_requests: int
     request_table_gb: float
-    outside_gb: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +90,6 @@ class Spec:
         context_length_tokens: the most tokens of one request.
         vision: whether the model takes images.
         tensor_parallel_size: ranks.
-        kv_cache_dtype: the KV dtype after resolution.
         speculative: whether a draft is on.
         architecture: the model class of the checkpoint.
         capacity: what the GPUs hold.
@@ -117,7 +110,6 @@ class Spec:
     context_length_tokens: int
     vision: bool
     tensor_parallel_size: int
-    kv_cache_dtype: str
     speculative: bool
     architecture: str
     capacity: Capacity

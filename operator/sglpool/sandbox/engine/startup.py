@@ -257,7 +257,6 @@ class _Start:
             context_length_tokens=self._resolved.context_tokens,
             vision=self._resolved.model.vision,
             tensor_parallel_size=args["tp_size"],
-            kv_cache_dtype=args["kv_cache_dtype"],
             speculative=args["speculative_algorithm"] is not None,
             architecture=self._resolved.model.architecture,
             capacity=capacity,
