@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -275,3 +276,46 @@ def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
             break
         length += 1
     return length
+
+
+@given(traffic())
+def test_decode_steps_that_pass_as_one_come_to_the_same(case: tuple[EngineConfig, list[Action]]) -> None:
+    config, actions = case
+    # Room for everything: short of room, whole pages are taken for several steps at once, and that is seen.
+    config = replace(config, max_total_tokens=4_000 * config.page_size_tokens, max_queued_requests=None)
+    slow = _ends(config, actions)
+    fast = _ends(replace(config, decode_stride_steps=1_000), actions)
+    assert slow.keys() == fast.keys()
+    for rid, end in slow.items():
+        other = fast[rid]
+        assert (other.reason, other.cached_device_tokens) == (end.reason, end.cached_device_tokens)
+        assert other.finished_s == pytest.approx(end.finished_s)
+        assert other.verify_calls == end.verify_calls
+        assert other.completion_tokens == end.completion_tokens
+
+
+def _ends(config: EngineConfig, actions: list[Action]) -> dict[str, Finished]:
+    """How every request ends, whatever the engine reports in between."""
+    engine, now_s, ends = Engine(config), 0.0, dict[str, Finished]()
+    for number, action in enumerate(actions):
+        # Off the ends of steps: which side of one a float falls is no property.
+        now_s += 0.000_317
+        match action:
+            case Submit():
+                request = Request(
+                    rid=str(number),
+                    ids=b"".join(page.to_bytes(8, "big") for page in action.pages),
+                    prompt_tokens=action.prompt_tokens,
+                    output_tokens=action.output_tokens,
+                )
+                engine.submit(request, now_s)
+            case Abort():
+                end = engine.abort(str(action.number), now_s)
+                if end is not None:
+                    ends[end.rid] = end
+            case Wait():
+                now_s += action.seconds
+        ends |= {end.rid: end for step in engine.advance(now_s) for end in step.finished}
+    while (next_s := engine.next_event_s()) is not None:
+        ends |= {end.rid: end for step in engine.advance(next_s) for end in step.finished}
+    return ends

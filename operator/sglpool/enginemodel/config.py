@@ -24,6 +24,8 @@ class EngineConfig:
         chunked_prefill_tokens: prompt tokens of one prefill step; 0 or less switches chunking off.
         max_prefill_tokens: no further request joins a prefill step that has reached so many tokens.
         schedule_policy: "fcfs" or "lpm" (longest cached prefix first); any other behaves as fcfs.
+        decode_stride_steps: decode steps that may pass as one while nobody comes or goes: a simulation of many
+            replicas is many times faster for it, and the report of a step then covers several.
         rates: how long things take.
     """
 
@@ -35,10 +37,16 @@ class EngineConfig:
     chunked_prefill_tokens: int = 16_384
     max_prefill_tokens: int = 16_384
     schedule_policy: str = "fcfs"
+    decode_stride_steps: int = 1
     rates: Rates
 
     def __post_init__(self) -> None:
-        for field, least in (("page_size_tokens", 1), ("max_running_requests", 1), ("max_prefill_tokens", 1)):
+        for field, least in (
+            ("page_size_tokens", 1),
+            ("max_running_requests", 1),
+            ("max_prefill_tokens", 1),
+            ("decode_stride_steps", 1),
+        ):
             if getattr(self, field) < least:
                 raise ValueError(f"EngineConfig.{field} is {getattr(self, field)}: give at least {least}")
         if self.pool_pages < 1:

@@ -5,7 +5,8 @@ the state changes only at the ends of steps, on submit and on abort, and advanci
 the same. Not here: who is taken into a step (`scheduler`), where KV lies (`tiers`), how long things take (`rates`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 from sglpool.enginemodel.config import EngineConfig, Request
 from sglpool.enginemodel.entry import Entry, State
@@ -39,6 +40,7 @@ class _Running:
     started_s: float
     ends_s: float
     batch: PrefillBatch | DecodeBatch
+    decode_step_s: float = 0.0
 
 
 class Engine:
@@ -88,6 +90,7 @@ class Engine:
             raise QueueFull(
                 f"request {request.rid}: {len(self._scheduler.waiting)} requests wait, the limit is {limit}"
             )
+        self._cut_stride(now_s)
         entry = Entry(request, self._accepted, now_s)
         self._accepted += 1
         self._entries[request.rid] = entry
@@ -107,6 +110,7 @@ class Engine:
         entry = self._entries.get(rid)
         if entry is None:
             return None
+        self._cut_stride(now_s)
         finished = self._finish(entry, "abort", now_s)
         if not self._entries:
             self._fall_idle()
@@ -129,6 +133,7 @@ class Engine:
 
     def set_rates(self, rates: Rates) -> None:
         """Change how long things take, from the next step on."""
+        self._cut_stride(self._now_s)
         self._rates = rates
 
     def flush(self) -> bool:
@@ -195,14 +200,39 @@ class Engine:
         if not running or self._decode_owed_s <= 0:
             self._begin_prefill(now_s)
         if self._step is None and running:
-            decode = self._scheduler.decode_batch(self._rates.accept_length)
+            step_s = self._rates.decode_s(len(running))
+            decode = self._scheduler.decode_batch(self._rates.accept_length, self._most_steps(step_s))
             if decode.parts:
-                self._step = _Running(now_s, now_s + self._rates.decode_s(len(decode.parts)), decode)
+                step_s = self._rates.decode_s(len(decode.parts))
+                self._step = _Running(now_s, now_s + decode.steps * step_s, decode, step_s)
             else:
                 # A long prompt has taken the room of the last running request, and can now go on.
                 self._begin_prefill(now_s)
         if self._step is None:
             self._fall_idle()
+
+    def _most_steps(self, step_s: float) -> int:
+        """Decode steps that may pass as one: up to the next snapshot, and until decode has had its share."""
+        stride = self.config.decode_stride_steps
+        if stride == 1:
+            return 1
+        stride = min(stride, DECODE_STEPS_PER_SNAPSHOT - self._meters.decode_steps % DECODE_STEPS_PER_SNAPSHOT)
+        if self._decode_owed_s > 0 and self._scheduler.prefill_waits:
+            stride = min(stride, ceil(self._decode_owed_s / step_s))
+        return stride
+
+    def _cut_stride(self, now_s: float) -> None:
+        """End the decode steps that are over and leave the one that is really in flight: someone comes or goes."""
+        step = self._step
+        if step is None or not isinstance(step.batch, DecodeBatch) or step.batch.steps == 1:
+            return
+        steps = min(int((now_s - step.started_s) / step.decode_step_s), step.batch.steps - 1)
+        cut_s = step.started_s + steps * step.decode_step_s
+        if steps:
+            step.batch.cut(steps)
+            self._ended.append(self._end_decode(replace(step, ends_s=cut_s), step.batch))
+        step.batch.cut(1)
+        self._step = replace(step, started_s=cut_s, ends_s=cut_s + step.decode_step_s)
 
     def _begin_prefill(self, now_s: float) -> None:
         batch = self._scheduler.prefill_batch(now_s)
@@ -250,22 +280,25 @@ class Engine:
     def _end_decode(self, step: _Running, batch: DecodeBatch) -> Step:
         now_s = step.ends_s
         report = Step(kind="decode", started_s=step.started_s, at_s=now_s, retracted=batch.retracted)
-        seq_lens = tokens = 0
+        seq_lens = tokens = alive = 0
         for entry, produced in batch.parts:
             if entry.state is State.GONE:
                 continue
-            self._scheduler.decoded(entry, produced, batch.accept_length)
-            report.verify_calls += 1
+            self._scheduler.decoded(entry, produced, batch)
+            alive += 1
             report.tokens.append((entry.request.rid, produced))
-            seq_lens += entry.computed_tokens
+            seq_lens += batch.steps * entry.computed_tokens - (batch.steps - 1) * produced // 2
             tokens += produced
             if entry.left_tokens <= 0:
                 report.finished.append(self._finish(entry, "stop", now_s))
         report.running = len(self._scheduler.running)
-        self._meters.decode(batch=report.verify_calls, seq_lens=seq_lens, tokens=tokens, started_s=step.started_s)
-        self._decode_owed_s -= now_s - step.started_s
-        if self._meters.decode_steps % DECODE_STEPS_PER_SNAPSHOT == 0:
-            self._meters.end_stretch(now_s)
+        report.verify_calls = alive * batch.steps
+        meters = self._meters
+        meters.decode(steps=batch.steps, batch=alive, seq_lens=seq_lens, tokens=tokens, started_s=step.started_s)
+        # Time beyond what decode was owed is not saved up.
+        self._decode_owed_s = max(self._decode_owed_s - (now_s - step.started_s), -step.decode_step_s)
+        if meters.decode_steps % DECODE_STEPS_PER_SNAPSHOT == 0:
+            meters.end_stretch(now_s)
             self.published = self.load()
         return report
 

@@ -28,10 +28,10 @@ class Meters:
         self.cached_host_tokens += host_tokens
         self.cache_hit_rate = cached_tokens / max(1, cached_tokens + computed_tokens)
 
-    def decode(self, *, batch: int, seq_lens: int, tokens: int, started_s: float) -> None:
-        """Count a decode step that has ended."""
-        self.decode_steps += 1
-        self.verify_calls += batch
+    def decode(self, *, steps: int, batch: int, seq_lens: int, tokens: int, started_s: float) -> None:
+        """Count decode steps of the same requests that have ended; `seq_lens` and `tokens` are sums over the steps."""
+        self.decode_steps += steps
+        self.verify_calls += steps * batch
         self.sum_seq_lens += seq_lens
         self.generated_tokens += tokens
         self._stretch_tokens += tokens

@@ -50,13 +50,19 @@ class PrefillBatch:
         return sum(part.tokens for part in self.parts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DecodeBatch:
-    """Who decodes in one step and how many tokens each yields, and whom it sent back to the queue."""
+    """Who decodes, for how many steps and how many tokens that yields each, and whom it sent back to the queue."""
 
     parts: list[tuple[Entry, int]]
     retracted: list[str]
     accept_length: float
+    steps: int
+
+    def cut(self, steps: int) -> None:
+        """Make it so few steps, from where its requests are now."""
+        self.steps = steps
+        self.parts = [(entry, _yield(entry, self.accept_length, steps)) for entry, _ in self.parts]
 
 
 class Scheduler:
@@ -92,6 +98,11 @@ class Scheduler:
         chunked = self._chunked
         left = 0 if chunked is None else chunked.prefill_tokens - chunked.computed_tokens
         return self._waiting_uncached_tokens + left
+
+    @property
+    def prefill_waits(self) -> bool:
+        """Whether a prompt would be computed now if decode did not take its share."""
+        return bool(self.waiting) or self._chunked is not None
 
     def pages(self, tokens: int) -> int:
         """Pages that so many tokens take."""
@@ -142,27 +153,34 @@ class Scheduler:
         self.running[entry.request.rid] = entry
         return True
 
-    def decode_batch(self, accept_length: float) -> DecodeBatch:
+    def decode_batch(self, accept_length: float, most_steps: int) -> DecodeBatch:
         """Take every running request for a decode step; whoever no longer fits goes back to the queue.
+
+        The step may stand for several: until the first request would end, and while all have room.
 
         It may be that no one is left: then a prompt in chunks has taken the room.
         """
-        parts = [(entry, _yield(entry, accept_length)) for entry in self.running.values()]
-        needs = [self.pages(entry.computed_tokens + produced) - entry.held.pages for entry, produced in parts]
+        steps = self._stride(accept_length, most_steps)
+        parts, needs = self._decode_parts(accept_length, steps)
         need = sum(needs)
+        if steps > 1 and need > self.cache.obtainable_pages:
+            steps = 1
+            parts, needs = self._decode_parts(accept_length, steps)
+            need = sum(needs)
         while need > self.cache.obtainable_pages:
             entry, _ = parts.pop()
             need -= needs.pop()
             self._retract(entry)
-        for (entry, _), pages in zip(parts, needs, strict=True):
-            self.cache.grow(entry.held, pages)
-        self._reserve = max(RESERVE_AT_LEAST, self._reserve - RESERVE_DECAY_PER_STEP)
-        return DecodeBatch(parts, self._take_retracted() if parts else [], accept_length)
+        if need:
+            for (entry, _), pages in zip(parts, needs, strict=True):
+                self.cache.grow(entry.held, pages)
+        self._reserve = max(RESERVE_AT_LEAST, self._reserve - steps * RESERVE_DECAY_PER_STEP)
+        return DecodeBatch(parts, self._take_retracted() if parts else [], accept_length, steps)
 
-    def decoded(self, entry: Entry, produced: int, accept_length: float) -> None:
+    def decoded(self, entry: Entry, produced: int, batch: DecodeBatch) -> None:
         """Take in the end of a decode step for one request."""
-        entry.credit = (entry.credit + accept_length) % 1.0
-        entry.verify_calls += 1
+        entry.credit = (entry.credit + batch.steps * batch.accept_length) % 1.0
+        entry.verify_calls += batch.steps
         entry.computed_tokens += produced
         entry.generated_tokens += produced
 
@@ -180,6 +198,21 @@ class Scheduler:
             self._let_go(entry)
         entry.state = State.GONE
         self._full = False
+
+    def _stride(self, accept_length: float, most_steps: int) -> int:
+        """Steps that may pass as one: no request ends before the last of them."""
+        if most_steps == 1:
+            return 1
+        least = min((entry.left_tokens - entry.credit) / accept_length for entry in self.running.values())
+        return max(1, min(most_steps, int(least)))
+
+    def _decode_parts(self, accept_length: float, steps: int) -> tuple[list[tuple[Entry, int]], list[int]]:
+        """What every running request would produce, and the pages it still needs for that."""
+        parts = [(entry, _yield(entry, accept_length, steps)) for entry in self.running.values()]
+        page = self._page_tokens
+        # A step that was cut short may have left more pages than are needed now.
+        needs = [max(0, -(-(entry.computed_tokens + made) // page) - entry.held.pages) for entry, made in parts]
+        return parts, needs
 
     def _continue_chunked(self, entry: Entry, chunk_tokens: int, batch: PrefillBatch) -> int:
         """Take the next chunk of the prompt in chunks; running requests make room for it if they must."""
@@ -303,6 +336,6 @@ class Scheduler:
             self.waiting_retracted += sign
 
 
-def _yield(entry: Entry, accept_length: float) -> int:
-    """Tokens that a decode step gives a request."""
-    return min(max(int(entry.credit + accept_length), 1), entry.left_tokens)
+def _yield(entry: Entry, accept_length: float, steps: int) -> int:
+    """Tokens that so many decode steps give a request."""
+    return min(max(int(entry.credit + steps * accept_length), steps), entry.left_tokens)
