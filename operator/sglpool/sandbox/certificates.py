@@ -67,6 +67,11 @@ def create_certificates(folder: Path) -> Certificates:
     _run([openssl, "req", "-new", *admin], folder)
     leaf = ["-req", "-in", "admin.csr", *signed_by, "-extfile", "leaf.ext", "-out", "admin.crt"]
     _run([openssl, "x509", *leaf], folder)
+    return certificates_in(folder)
+
+
+def certificates_in(folder: Path) -> Certificates:
+    """The files that `create_certificates` made in `folder`."""
     return Certificates(ca=folder / "ca.crt", certificate=folder / "admin.crt", key=folder / "admin.key")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -18,11 +18,19 @@ from typing import Any
 from sglpool.api.crd import build_crd
 from sglpool.sandbox import binaries
 from sglpool.sandbox.apiserver import ApiServer, RequestRefused
-from sglpool.sandbox.certificates import create_certificates, write_kubeconfig
-from sglpool.sandbox.controlplane import Layout, control_plane, free_ports, node_agent, operator_process
+from sglpool.sandbox.certificates import certificates_in, create_certificates, write_kubeconfig
+from sglpool.sandbox.controlplane import (
+    AGENT_READY,
+    NODE_AGENT,
+    Layout,
+    control_plane,
+    free_ports,
+    operator_process,
+)
 from sglpool.sandbox.errors import SandboxError
+from sglpool.sandbox.nodeagent.files import write_file
 from sglpool.sandbox.nodes import CPU_NODE, NodeState, add_node, node_names, node_states
-from sglpool.sandbox.processes import ProcessTable
+from sglpool.sandbox.processes import Process, ProcessTable
 
 SETTLE_LIMIT_S = 90.0
 """For nodes to become Ready and the first ServiceAccount to appear, after every process serves."""
@@ -168,21 +176,62 @@ class Sandbox:
                 f"{self.folder}`, or choose another --dir"
             ) from None
 
+    def restart(self, names: Sequence[str] = (), *, say: Callable[[str], None] = quiet) -> None:
+        """Start processes of the sandbox again, also after this machine itself was restarted.
+
+        Args:
+            names: Which ones, ended or not; without names, all that have ended.
+            say: Receives progress, a line at a time.
+
+        Raises:
+            SandboxError: There is no sandbox or no such process, or one does not come up.
+        """
+        processes = self._all_processes()
+        known = [process.name for process in processes]
+        if unknown := [name for name in names if name not in known]:
+            raise SandboxError(f"there is no process {', '.join(unknown)} in the sandbox; it has {', '.join(known)}")
+        for process in processes:
+            if process.name in names or not (names or self._processes.alive(process.name)):
+                say(f"starting {process.name}")
+                self._processes.stop(process.name)
+                if process.name == NODE_AGENT:
+                    # One that was killed leaves it behind.
+                    (self.folder / AGENT_READY).unlink(missing_ok=True)
+                self._processes.start(process)
+                self._processes.wait_ready(process)
+
     def restart_agent(self) -> None:
         """Start the node agent again, ended or not: its pods come back as after a reboot of every node.
 
         Raises:
             SandboxError: It does not come up.
         """
-        process = node_agent(self.folder)
-        self._processes.stop(process.name)
-        self._processes.start(process)
-        self._processes.wait_ready(process)
+        self.restart([NODE_AGENT])
+
+    def _all_processes(self) -> list[Process]:
+        """Every process that was started, in the order of their start."""
+        state = self._state()
+        if "binaries" not in state:
+            raise SandboxError(
+                f"the sandbox in {self.folder} was never complete; end it with `sglpool sandbox down --dir "
+                f"{self.folder}` and start a new one"
+            )
+        layout = Layout(
+            root=self.folder,
+            binaries={name: Path(path) for name, path in state["binaries"].items()},
+            ports=state["ports"],
+            certificates=certificates_in(self.folder / "pki"),
+        )
+        processes = control_plane(layout, agent=state["speed"] is not None)
+        if state.get("operator"):
+            processes.append(operator_process(self.folder, port=layout.ports["operator"]))
+        return processes
 
     def _start_operator(self) -> None:
         """Install the CRD and run the operator as one more process of this sandbox."""
         self.api.apply(_CRD, build_crd())
         _wait_until(lambda: self._lacks(_POOLS), limit_s=SETTLE_LIMIT_S)
+        self._write_state(self._state() | {"operator": True})
         process = operator_process(self.folder, port=self._state()["ports"]["operator"])
         self._processes.start(process)
         self._processes.wait_ready(process)
@@ -227,13 +276,15 @@ class Sandbox:
             "server": layout.server,
             "kubeconfig": str(layout.kubeconfig),
             "ports": dict(layout.ports),
-            "pids": {name: self._processes.pid(name) for name in self._processes.names()},
             "binaries": {name: str(path) for name, path in layout.binaries.items()},
             "versions": {name: binaries.version_of(name, path) for name, path in layout.binaries.items()},
             "nodes": dict(nodes),
             "speed": speed,
         }
-        (self.folder / _STATE).write_text(json.dumps(state, indent=2) + "\n")
+        self._write_state(state)
+
+    def _write_state(self, state: Mapping[str, Any]) -> None:
+        write_file(self.folder / _STATE, json.dumps(state, indent=2).encode() + b"\n")
 
     def _state(self) -> dict[str, Any]:
         try:

@@ -77,6 +77,20 @@ def status(folder: Folder = DEFAULT_FOLDER) -> None:
 
 
 @app.command()
+def restart(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Such as node-agent; without names, whatever has ended.")
+    ] = None,
+    folder: Folder = DEFAULT_FOLDER,
+) -> None:
+    """Start processes again that have ended, also after this machine was restarted."""
+    with told_plainly(on_interrupt="interrupted; look with `sglpool sandbox status`"):
+        sandbox = Sandbox(folder)
+        sandbox.restart(names or (), say=say)
+        say("every process runs" if sandbox.status().running else "some processes do not run")
+
+
+@app.command()
 def down(folder: Folder = DEFAULT_FOLDER) -> None:
     """End every process and remove the sandbox's files."""
     with told_plainly():

@@ -24,6 +24,7 @@ from sglpool.sandbox.processes import Process
 
 PORTS = ("etcd", "etcd-peer", "apiserver", "controller-manager", "scheduler", "kwok", "operator")
 READY_LIMIT_S = 90.0
+NODE_AGENT = "node-agent"
 AGENT_READY = "agent/ready"
 """Below the sandbox's folder: exists while the node agent serves."""
 NODE_GRACE_S = 20
@@ -219,7 +220,7 @@ def node_agent(folder: Path) -> Process:
         return "" if (folder / AGENT_READY).exists() else "it is starting"
 
     command: list[str | Path] = [sys.executable, "-m", "sglpool.sandbox.nodeagent", "--dir", folder]
-    return _process("node-agent", command, home=folder, ready=ready)
+    return _process(NODE_AGENT, command, home=folder, ready=ready)
 
 
 def operator_process(folder: Path, *, port: int) -> Process:

@@ -234,6 +234,7 @@ class Container:
             await asyncio.wait({watch})
             os.close(self._pidfd)
             self._pidfd = -1
+            logs.complete_log(self._launch.log)
         # Negative when bubblewrap itself was killed, and PID 1 with it.
         code = code if code >= 0 else 128 - code
         if self._out_of_memory or (code == _KILLED and self._launch.crash() == "oom"):

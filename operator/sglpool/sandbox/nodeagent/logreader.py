@@ -5,11 +5,13 @@ Files only, so it works while the agent is away and after a pod is gone. Not her
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from sglpool.sandbox.nodeagent.files import Folders
+from sglpool.sandbox.nodeagent.logs import is_complete
 
 _POLL_S = 0.2
 _CHUNK_BYTES = 65536
@@ -54,13 +56,18 @@ class Follower:
 
 
 def follow(path: Path) -> Iterator[bytes]:
-    """A log from its beginning, for as long as its file exists."""
+    """A log from its beginning until its container has ended, or its file is gone."""
     follower = Follower(path)
-    while path.exists():
-        if chunk := follower.read():
-            yield chunk
-        else:
-            time.sleep(_POLL_S)
+    with contextlib.suppress(FileNotFoundError):
+        while True:
+            # Asked first: what is written between the two is read then.
+            complete = is_complete(path)
+            if chunk := follower.read():
+                yield chunk
+            elif complete:
+                return
+            else:
+                time.sleep(_POLL_S)
 
 
 def _tail_offset(path: Path, lines: int) -> int:

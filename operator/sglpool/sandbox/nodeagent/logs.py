@@ -2,7 +2,8 @@
 
 The container writes into the file itself, so a busy agent slows nobody down and a dead one loses nothing. A file that
 outgrows its limit is copied beside itself (`<attempt>.log.1`) and emptied; what is written in that moment may be lost.
-The logs of the last two runs are kept, also after the pod is gone. Not here: who reads them.
+The logs of the last two runs are kept, also after the pod is gone. A log that nobody will write to any more is
+read-only: so whoever follows it knows where it ends. Not here: who reads them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 MAX_LOG_BYTES = 10 * 2**20
 KEPT_ATTEMPTS = 2
 CURRENT_LINK = "current.log"
+_COMPLETE_MODE = 0o444
 _TAIL_BYTES = 2048
 _TAIL_LINES = 80
 _MESSAGE_BYTES = 4096
@@ -33,6 +35,8 @@ def open_log(folder: Path, attempt: int) -> tuple[Path, int]:
         if match and int(match.group(1)) <= attempt - KEPT_ATTEMPTS:
             entry.unlink(missing_ok=True)
     path = folder / f"{attempt}.log"
+    # A start that failed may have left one, complete by now.
+    path.unlink(missing_ok=True)
     # O_APPEND: after emptying the file its writer goes on at the beginning, not behind a hole.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
     link = folder / f".{CURRENT_LINK}.new"
@@ -52,6 +56,21 @@ def limit_log(path: Path, max_bytes: int = MAX_LOG_BYTES) -> bool:
         os.truncate(path, 0)
         return True
     return False
+
+
+def complete_log(path: Path) -> None:
+    """Mark the log of a run that is over."""
+    with contextlib.suppress(OSError):
+        path.chmod(_COMPLETE_MODE)
+
+
+def is_complete(path: Path) -> bool:
+    """Whether nothing will be added to a log: its run is over, or there is a later one (an agent that died marks none).
+
+    Raises:
+        FileNotFoundError: There is no such log any more.
+    """
+    return path.stat().st_mode & 0o777 == _COMPLETE_MODE or path.with_name(f"{int(path.stem) + 1}.log").exists()
 
 
 def first_line(path: Path) -> str:

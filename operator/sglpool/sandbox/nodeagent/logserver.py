@@ -16,6 +16,7 @@ from aiohttp import web
 
 from sglpool.sandbox.nodeagent.addresses import KUBELET_PORT
 from sglpool.sandbox.nodeagent.logreader import Follower, log_files
+from sglpool.sandbox.nodeagent.logs import is_complete
 
 _FOLLOW_POLL_S = 0.2
 
@@ -64,9 +65,10 @@ class LogServer:
         follower = Follower(wanted[-1], tail_lines=int(lines) if lines.isdigit() else None)
         with contextlib.suppress(FileNotFoundError):
             while True:
+                complete = request.query.get("follow") != "true" or is_complete(wanted[-1])
                 while chunk := follower.read():
                     await response.write(chunk)
-                if request.query.get("follow") != "true":
+                if complete:
                     break
                 # The client that hangs up cancels this handler.
                 await asyncio.sleep(_FOLLOW_POLL_S)

@@ -10,9 +10,13 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
+import platform
+import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from sglpool import __version__
+from sglpool.api.quantity import parse_bytes
 from sglpool.catalog import GPUType, load_catalog
 from sglpool.sandbox.apiserver import Manifest, RequestRefused
 from sglpool.sandbox.controlplane import NODE_LEASE_S
@@ -36,6 +40,9 @@ RENEW_S = NODE_LEASE_S / 4
 _RETRY_S = 1.0
 _log = logging.getLogger(__name__)
 _PRODUCT_LABEL = "nvidia.com/gpu.product"
+_VERSION = f"v{__version__}-sandbox"
+_BOOT_ID = str(uuid.uuid4())
+"""Another one for every agent: to its nodes, a new agent is a reboot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,7 @@ class Machine:
         speed: Model seconds per second of wall time.
         gpu: Its GPU type; None on a CPU node.
         gpus: GPUs that it has.
+        memory_bytes: Memory that its pods may have together; None when its Node object does not say.
         ready: Whether the Node object says Ready.
     """
 
@@ -58,21 +66,35 @@ class Machine:
     speed: float
     gpu: GPUType | None
     gpus: int
+    memory_bytes: int | None
     ready: bool
 
     def describe(self, pod: Manifest) -> dict[str, object]:
         """What a container of the pod finds in its `machine.json`: the node's hardware as far as it may use it."""
         metadata = pod["metadata"]
-        limits = [container.get("resources", {}).get("limits", {}) for container in pod["spec"]["containers"]]
+        limits = _limits(pod)
         return {
             "node": self.name,
             "accelerator": f"NVIDIA {self.gpu.name}" if self.gpu else "",
             "gpu_type": self.gpu.name if self.gpu else "",
             "gpu_memory_mib": self.gpu.memory_mib if self.gpu else 0,
             "gpus": min(self.gpus, sum(int(limit.get(GPU_RESOURCE, 0)) for limit in limits)),
+            "memory_bytes": _memory_limit_bytes(limits) or self.memory_bytes,
             "speed": self.speed,
             "pod": f"{metadata['namespace']}/{metadata['name']}",
         }
+
+
+def _limits(pod: Manifest) -> list[Manifest]:
+    return [(container.get("resources") or {}).get("limits") or {} for container in pod["spec"]["containers"]]
+
+
+def _memory_limit_bytes(limits: list[Manifest]) -> int | None:
+    """What a pod's containers may take together, those with GPUs where there are any; None when one has no limit."""
+    counted = [limit for limit in limits if GPU_RESOURCE in limit] or limits
+    if not all("memory" in limit for limit in counted):
+        return None
+    return sum(parse_bytes(limit["memory"]) for limit in counted)
 
 
 def read_machine(node: Manifest) -> Machine | None:
@@ -82,14 +104,16 @@ def read_machine(node: Manifest) -> Machine | None:
         return None
     product = node["metadata"].get("labels", {}).get(_PRODUCT_LABEL, "")
     gpu = next((gpu for gpu in load_catalog().gpus if product in gpu.node_label_values), None)
-    conditions = node.get("status", {}).get("conditions", [])
+    status = node.get("status", {})
+    allocatable, conditions = status.get("allocatable", {}), status.get("conditions", [])
     return Machine(
         name=node["metadata"]["name"],
         uid=node["metadata"]["uid"],
         powered=annotations.get(POWER_ANNOTATION) != POWER_OFF,
         speed=float(annotations.get(SPEED_ANNOTATION, "1")),
         gpu=gpu,
-        gpus=int(node.get("status", {}).get("allocatable", {}).get(GPU_RESOURCE, 0)),
+        gpus=int(allocatable.get(GPU_RESOURCE, 0)),
+        memory_bytes=parse_bytes(allocatable["memory"]) if "memory" in allocatable else None,
         ready=any(item["type"] == "Ready" and item["status"] == "True" for item in conditions),
     )
 
@@ -140,8 +164,24 @@ class NodeKeeper:
                 {"type": "Hostname", "address": self._machine.name},
             ],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": KUBELET_PORT}},
+            "nodeInfo": self._info(),
         }
         await self._api.patch(f"{NODES}/{self._machine.name}/status", {"status": status}, strategic=True)
+
+    def _info(self) -> Manifest:
+        """What `kubectl get nodes -o wide` shows; all fields are required."""
+        return {
+            "machineID": self._machine.uid,
+            "systemUUID": self._machine.uid,
+            "bootID": _BOOT_ID,
+            "kernelVersion": platform.release(),
+            "osImage": "sglpool sandbox",
+            "operatingSystem": "linux",
+            "architecture": "amd64",
+            "containerRuntimeVersion": f"sandbox://{__version__}",
+            "kubeletVersion": _VERSION,
+            "kubeProxyVersion": "",
+        }
 
     async def _renew(self) -> None:
         name = self._machine.name
