@@ -81,7 +81,7 @@ def test_a_pod_knows_itself_and_its_files_are_where_it_says(
 ) -> None:
     cluster.kubectl("create", "configmap", "settings", "--from-literal=host=0.0.0.0", "-n", namespace)
     pod = run_pod(
-        "cat /etc/settings/host; echo; echo $IP $NODE $HOSTNAME $$; id -u; sleep 600",
+        "cat /etc/settings/host; echo; echo $IP $NODE $HOSTNAME $(sh -c 'echo $PPID'); id -u; sleep 600",
         pod={"volumes": [{"name": "settings", "configMap": {"name": "settings"}}]},
         env=[
             {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
