@@ -491,6 +491,18 @@ _REFUSED = (
         ("should match",),
     ),
     BadInput(
+        "two-session-stores",
+        put("spec.router.sessionStore", {"valkey": {"url": "redis://sessions:6379"}, "managed": {}}),
+        "spec.router.sessionStore",
+        ("exactly one of valkey", "managed"),
+    ),
+    BadInput(
+        "tiny-session-store",
+        put("spec.router.sessionStore", {"managed": {"memory": "256"}}),
+        "spec.router.sessionStore.managed.memory",
+        ("at least 16Mi",),
+    ),
+    BadInput(
         "prometheus-url",
         both(
             put("spec.replicas", None),

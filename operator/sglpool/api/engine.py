@@ -246,14 +246,15 @@ class Template(Model):
         default={}, description="Node labels beside the GPU type, for example a rack or a reservation."
     )
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = Field(
-        default=(), description="Taints tolerated beside nvidia.com/gpu, which always is."
+        default=(),
+        description="Taints tolerated beside nvidia.com/gpu, which always is; the router tolerates them too.",
     )
-    priority_class_name: Name | None = Field(default=None, description="PriorityClass of the engine pods.")
+    priority_class_name: Name | None = Field(default=None, description="PriorityClass of the pods, the router's too.")
     service_account_name: Name | None = Field(
         default=None, description="ServiceAccount of the engine pods; default: one of the pool's own, without token."
     )
     image_pull_secrets: Annotated[tuple["PullSecret", ...], Field(max_length=8)] = Field(
-        default=(), description="Secrets with registry credentials."
+        default=(), description="Secrets with registry credentials, for the router's images too."
     )
     resources: Resources = Field(default=Resources(), description="CPU, memory and others; never GPUs.")
     security_context: SecurityContext | None = Field(

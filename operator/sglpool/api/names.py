@@ -29,6 +29,13 @@ MANAGED_SELECTOR = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
 ANNOTATION_RENDER_HASH = f"{GROUP}/render-hash"
 ANNOTATION_HICACHE_BYTES = f"{GROUP}/hicache-bytes"
+# Annotations that the operator writes on engine pods for the router, which watches them.
+ANNOTATION_DRAINING = f"{GROUP}/draining"
+"""`true`: no new conversation comes here, and those that are here leave at their own pause."""
+ANNOTATION_DRAIN_DEADLINE = f"{GROUP}/drain-deadline"
+"""Unix seconds after which the rest of them move too."""
+ANNOTATION_UNPROVEN = f"{GROUP}/unproven"
+"""`true`: a revision that has not passed its gate yet gets no traffic."""
 # Annotations that a user writes.
 ANNOTATION_RENDER = f"{GROUP}/render"
 RENDER_LATEST = "latest"
@@ -41,6 +48,20 @@ MANAGER_SCALE = "sglpool-scale"
 ENGINE_CONTAINER = "engine"
 WEIGHTS_CONTAINER = "weights"
 ENGINE_PORT = 30000
+
+COMPONENT_ENGINE = "engine"
+COMPONENT_ROUTER = "router"
+COMPONENT_STORE = "valkey"
+COMPONENT_GATE = "gate"
+_APPLICATIONS: Mapping[str, str] = {COMPONENT_ENGINE: "sglang", COMPONENT_ROUTER: "sglpool-router"}
+ENVOY_CONTAINER = "envoy"
+PICKER_CONTAINER = "picker"
+STORE_PORT = 6379
+
+OPERATOR_LABELS: Mapping[str, str] = {LABEL_NAME: "sglpool", LABEL_COMPONENT: "operator"}
+"""Labels of the operator's own pods, which whoever installs it must set: network policies let them in by these."""
+MONITORING_LABELS: Mapping[str, str] = {LABEL_NAME: "prometheus"}
+"""Labels by which network policies know a Prometheus; its operator and the usual charts set them."""
 
 
 def statefulset_name(pool: str, gpu_type: str) -> str:
@@ -58,6 +79,26 @@ def launch_configmap_name(pool: str, content_hash: str) -> str:
     return f"{pool}-launch-{content_hash}"
 
 
+def router_name(pool: str) -> str:
+    """Name shared by the router's Deployment, Service, ServiceAccount, Role and what else it has one of."""
+    return f"{pool}-router"
+
+
+def router_configmap_name(pool: str, content_hash: str) -> str:
+    """Name of an immutable ConfigMap with the settings of one revision of the router."""
+    return f"{router_name(pool)}-{content_hash}"
+
+
+def store_name(pool: str) -> str:
+    """Name shared by Deployment, Service and NetworkPolicy of the Valkey that a pool keeps for its routers."""
+    return f"{pool}-valkey"
+
+
+def is_router_child(pool: str, kind: str, name: str) -> bool:
+    """Whether a child exists only for the sake of the router, so that it goes when the router goes."""
+    return name in {router_name(pool), store_name(pool)} or (kind, name) == ("NetworkPolicy", engine_name(pool))
+
+
 def pool_labels(pool: str) -> dict[str, str]:
     """Labels that select everything of one pool."""
     return {LABEL_POOL: pool}
@@ -67,11 +108,16 @@ def child_labels(pool: str, component: str) -> dict[str, str]:
     """Labels of a child object of a pool."""
     return {
         LABEL_POOL: pool,
-        LABEL_NAME: "sglang" if component == "engine" else component,
+        LABEL_NAME: _APPLICATIONS.get(component, component),
         LABEL_COMPONENT: component,
         LABEL_PART_OF: "sglpool",
         LABEL_MANAGED_BY: MANAGED_BY,
     }
+
+
+def component_selector(pool: str, component: str) -> dict[str, str]:
+    """Labels that select all pods of one component of a pool."""
+    return {LABEL_POOL: pool, LABEL_COMPONENT: component}
 
 
 def engine_selector(pool: str, gpu_type: str) -> dict[str, str]:

@@ -22,6 +22,7 @@ from sglpool.api.base import (
     Text,
     count_set,
     duration,
+    exactly_one,
     quantity,
 )
 from sglpool.api.engine import Argument, Engine, Resources, Template
@@ -29,6 +30,7 @@ from sglpool.api.model import ModelSpec, Speculative
 
 Replicas = Annotated[int, Field(ge=0, le=1000)]
 TINY_HICACHE_BYTES = 10**9
+SMALLEST_STORE_BYTES = 16 * 2**20
 
 
 class GPU(Model):
@@ -172,10 +174,37 @@ class Valkey(Model):
     password_secret: SecretKey | None = Field(default=None, description="Password of the server; none when absent.")
 
 
+class ManagedValkey(Model):
+    """A Valkey that the pool runs beside its routers: one pod, nothing on disk, closed to all but the routers."""
+
+    image: Text = Field(default="valkey/valkey:8.1-alpine", description="Image with valkey-server.")
+    memory: Bytes = quantity(
+        "256Mi", "Memory for conversations, of about 1 kB each; the longest unused ones go when it is full."
+    )
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="type(self.memory) == string ? !isQuantity(self.memory) || "
+            "quantity(self.memory).compareTo(quantity('16Mi')) >= 0 : int(self.memory) >= 16777216",
+            message="router.sessionStore.managed.memory is in bytes, and Valkey alone takes some: at least 16Mi",
+            check=lambda self: self.memory >= SMALLEST_STORE_BYTES,
+            field_path=".memory",
+        ),
+    )
+
+
 class SessionStore(Model):
     """Memory of conversations that several routers share."""
 
-    valkey: Valkey = Field(description="Where it is kept.")
+    valkey: Valkey | None = Field(default=None, description="A server that exists already.")
+    managed: ManagedValkey | None = Field(default=None, description="A small Valkey of the pool's own; {} will do.")
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=exactly_one("valkey", "managed"),
+            message="router.sessionStore needs exactly one of valkey (a server of yours) and managed (one of the "
+            "pool's own)",
+            check=lambda self: count_set(self.valkey, self.managed) == 1,
+        ),
+    )
 
 
 class Auth(Model):
@@ -193,7 +222,20 @@ class TLS(Model):
 class Router(Model):
     """The session-aware router in front of the replicas."""
 
-    replicas: Annotated[int, Field(ge=1, le=32)] = Field(default=1, description="Number of router pods.")
+    enabled: bool = Field(
+        default=True,
+        description="Whether the pool has a router. Without one its endpoint is the Service of the engines, which "
+        "spreads requests blindly.",
+    )
+    replicas: Annotated[int, Field(ge=1, le=32)] = Field(
+        default=1, description="Number of router pods; several share what they know through sessionStore."
+    )
+    image: Text | None = Field(
+        default=None, description="Image of sglpool for the router's pods. Default: that of the operator's version."
+    )
+    envoy_image: Text | None = Field(
+        default=None, description="Image of Envoy. Default: the version that sglpool was tested with."
+    )
     max_concurrent_requests: Annotated[int, Field(ge=1, le=4096)] | None = Field(
         default=None,
         description="Most requests that the router keeps on one replica. Default: engine.maxRunningRequests plus 16.",
@@ -204,7 +246,7 @@ class Router(Model):
     auth: Auth | None = Field(default=None, description="API keys; open to the cluster when absent.")
     tls: TLS | None = Field(default=None, description="TLS; plain HTTP when absent.")
     body_limit: Bytes = quantity("32Mi", "Largest request body in bytes; larger ones get 413.")
-    resources: Resources = Field(default=Resources(), description="CPU and memory of a router pod.")
+    resources: Resources = Field(default=Resources(), description="CPU and memory of Envoy in a router pod.")
 
 
 def _has_draft_cache(spec: "InferencePoolSpec") -> bool:
