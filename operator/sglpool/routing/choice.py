@@ -1,0 +1,201 @@
+"""Who is next: scores of replicas, the two best of them, and replicas that hold a prefix already.
+
+One pass over the replicas per choice, nothing sorted. Not here: whether the home is left at all (`rules`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sglpool.routing import estimate
+from sglpool.routing.load import can_take, load, weight
+from sglpool.routing.state import Conversation, Holder, RoutingState
+from sglpool.routing.types import PickRequest, PolicyConfig, Randomness, Replica
+
+
+class Candidate(NamedTuple):
+    """A replica that may take a request, with the figures that rank it. Lower is better.
+
+    Attributes:
+        replica: the replica.
+        score: load, conversations about to come back, KV and the session's own crowd there, over its weight.
+        pressure: its load over its weight, which is what two replicas are compared by.
+    """
+
+    replica: Replica
+    score: float
+    pressure: float
+
+
+class Situation:
+    """One request to place: all that the rules look at.
+
+    Attributes:
+        state: the router's memory.
+        request: the request.
+        replicas: all replicas, by uid.
+        now_s: the time.
+        rng: breaks ties.
+        config: the constants.
+        conversation: what is remembered of its conversation, None if it is new or has no key.
+        home: that conversation's home if it is still a replica.
+        prompt: estimated tokens of the request.
+        warm: estimated tokens of it that the home still holds.
+    """
+
+    __slots__ = (
+        "config",
+        "conversation",
+        "home",
+        "now_s",
+        "prompt",
+        "replicas",
+        "request",
+        "rng",
+        "session",
+        "state",
+        "warm",
+    )
+
+    def __init__(
+        self,
+        state: RoutingState,
+        request: PickRequest,
+        replicas: Mapping[str, Replica],
+        now_s: float,
+        rng: Randomness,
+        config: PolicyConfig,
+    ) -> None:
+        self.state = state
+        self.request = request
+        self.replicas = replicas
+        self.now_s = now_s
+        self.rng = rng
+        self.config = config
+        key = request.key
+        self.conversation: Conversation | None = state.get(key) if key is not None else None
+        uid = self.conversation.home if self.conversation is not None else None
+        self.home = replicas.get(uid) if uid is not None else None
+        self.session = state.sessions.get(key.session, {}) if key is not None else {}
+        self.prompt = estimate.prompt_tokens(state, self.conversation, request.body_bytes)
+        self.warm = 0.0
+        if self.conversation is not None:
+            self.warm = estimate.reusable_tokens(state, self.conversation, request, now_s, self.prompt)
+
+
+def candidate(s: Situation, replica: Replica) -> Candidate:
+    """Return a replica with its figures, whether or not it may be chosen."""
+    config = s.config
+    uid = replica.uid
+    requests = load(replica, s.now_s)
+    capacity = weight(replica, s.now_s, config)
+    used = replica.kv_used_tokens / replica.kv_total_tokens if replica.kv_total_tokens > 0 else 0.0
+    crowd = s.session.get(uid, 0) + 1 - config.thick_requests if s.session else 0
+    tally = s.state.tallies.get(uid)
+    returning = tally.pending if tally is not None else 0
+    score = requests + config.idle_weight * returning + config.kv_weight * used + max(0, crowd)
+    return Candidate(replica, score / capacity, requests / capacity)
+
+
+def has_room(s: Situation, replica: Replica) -> bool:
+    """Return whether one more request keeps a replica within its limit."""
+    return load(replica, s.now_s) < replica.max_concurrent
+
+
+def two_best(s: Situation, without: Replica | None) -> tuple[Candidate | None, Candidate | None]:
+    """Return the two candidates of the lowest score; ties go to the one with fewer conversations, then by chance."""
+    best: Candidate | None = None
+    runner: Candidate | None = None
+    for replica in s.replicas.values():
+        if replica is without or not can_take(replica) or not has_room(s, replica):
+            continue
+        each = candidate(s, replica)
+        if best is None or _is_better(s, each, best):
+            best, runner = each, best
+        elif runner is None or _is_better(s, each, runner):
+            runner = each
+    return best, runner
+
+
+def _is_better(s: Situation, one: Candidate, other: Candidate) -> bool:
+    if one.score != other.score:
+        return one.score < other.score
+    mine, theirs = s.state.homed(one.replica.uid), s.state.homed(other.replica.uid)
+    return mine < theirs if mine != theirs else s.rng.random() < 0.5
+
+
+def next_best(s: Situation, without: Replica | None) -> tuple[Candidate | None, Candidate | None]:
+    """Return where a conversation goes when it leaves its home, and who is next after that.
+
+    A replica that holds a prefix of it is taken like a home: unless it is so much busier that a spill would leave it.
+    """
+    best, runner = two_best(s, without)
+    if best is None or s.conversation is None or not s.conversation.holders:
+        return best, runner
+    warm = _best_holder(s, s.conversation, without, best)
+    if warm is None or warm.replica is best.replica:
+        return best, runner
+    return warm, best
+
+
+def _best_holder(
+    s: Situation, conversation: Conversation, without: Replica | None, best: Candidate
+) -> Candidate | None:
+    chosen: Candidate | None = None
+    chosen_gain = 0.0
+    for holder in conversation.holders:
+        replica = s.replicas.get(holder.uid)
+        if replica is None or replica is without or not can_take(replica) or not has_room(s, replica):
+            continue
+        if conversation.running_on(holder.uid) >= s.config.thick_requests:
+            continue
+        each = candidate(s, replica)
+        worth = spill_difference(s.config, migration_s(s, replica, held(s, holder)))
+        gain = worth - (each.score - best.score)
+        if held(s, holder) > 0 and gain > chosen_gain:
+            chosen, chosen_gain = each, gain
+    return chosen
+
+
+def held(s: Situation, holder: Holder) -> float:
+    """Return the tokens of this prompt that a holder still has."""
+    return estimate.held_tokens(s.state, holder, s.now_s, s.prompt)
+
+
+def held_on(s: Situation, uid: str) -> float:
+    """Return the tokens of this prompt that a replica other than the home still has."""
+    if s.conversation is not None:
+        for holder in s.conversation.holders:
+            if holder.uid == uid:
+                return held(s, holder)
+    return 0.0
+
+
+def migration_s(s: Situation, replica: Replica, tokens: float) -> float:
+    """Return the seconds that a replica needs to compute tokens which another one has."""
+    return max(0.0, tokens) / estimate.prefill_rate(replica, s.config)
+
+
+def spill_difference(config: PolicyConfig, seconds: float) -> float:
+    """Return the difference of loads from which a conversation leaves warm KV worth that many seconds."""
+    return max(config.spill_min_difference, config.spill_per_migration_s * seconds)
+
+
+def any_other(s: Situation, without: Replica) -> Replica | None:
+    """Return a second host for a request that stays: a prefix holder, else the less loaded of two drawn by chance.
+
+    No pass over all replicas: most requests stay, and most never need their second host.
+    """
+    if s.conversation is not None:
+        for holder in s.conversation.holders:
+            replica = s.replicas.get(holder.uid)
+            if replica is not None and replica is not without and can_take(replica) and has_room(s, replica):
+                return replica
+    everyone = list(s.replicas.values())
+    drawn = [everyone[int(s.rng.random() * len(everyone))] for _ in range(2)]
+    usable = [each for each in drawn if each is not without and can_take(each) and has_room(s, each)]
+    if usable:
+        return min(usable, key=lambda replica: load(replica, s.now_s) / weight(replica, s.now_s, s.config))
+    best, _ = two_best(s, without)
+    return best.replica if best is not None else None

@@ -1,0 +1,138 @@
+"""What a router can guess about a prompt it never reads: its tokens, and how many of them a replica still holds.
+
+Bytes become tokens by a ratio learned from usage. A body far shorter than the last one is a reset (a compaction, a
+cleared session): its prefix is gone. A pause longer than the replica was seen to keep KV means that it is evicted.
+Not here: what follows from that (`rules`).
+"""
+
+from __future__ import annotations
+
+from sglpool.routing.state import Conversation, Holder, RoutingState
+from sglpool.routing.types import FINISH_TOOL_CALLS, Outcome, PickRequest, PolicyConfig, Replica
+
+LEARN = 0.3
+"""Part of the way that one conversation's figures, and a replica's residency, go towards a new reading."""
+
+LEARN_POOL = 0.02
+"""The same for the pool's ratio, which sees many conversations."""
+
+HOLDER_SLACK = 1.1
+"""A holder with more tokens than the prompt, beyond the error of the estimate, holds no prefix of it."""
+
+MIN_EXPECTED_TOKENS = 1024
+"""Below this expectation a miss says nothing: a page or a shared system prompt blurs it."""
+
+SIDE_FRACTION = 0.125
+"""An aside is shorter than this part of its conversation. Compactions leave more: tools, system and the summary."""
+
+
+def prompt_tokens(state: RoutingState, conversation: Conversation | None, body_bytes: int) -> float:
+    """Return the tokens of a body, by the conversation's own ratio, else by the pool's."""
+    own = conversation.tokens_per_byte if conversation is not None else 0.0
+    return body_bytes * (own or state.tokens_per_byte)
+
+
+def is_side_request(conversation: Conversation, body_bytes: int, config: PolicyConfig) -> bool:
+    """Return whether a request is an aside, whose length says nothing about the conversation."""
+    return body_bytes <= config.side_request_bytes and body_bytes < SIDE_FRACTION * conversation.ctx_bytes
+
+
+def is_reset(conversation: Conversation, body_bytes: int, config: PolicyConfig) -> bool:
+    """Return whether the conversation has started over: the body fell below half, and it is one conversation."""
+    if conversation.running or conversation.mixed or is_side_request(conversation, body_bytes, config):
+        return False
+    return body_bytes < config.warm_fraction * conversation.ctx_bytes
+
+
+def is_evicted(state: RoutingState, uid: str, idle_s: float) -> bool:
+    """Return whether a pause was longer than that replica was seen to keep KV."""
+    residency_s = state.residency_s.get(uid)
+    return residency_s is not None and idle_s > residency_s
+
+
+def reusable_tokens(
+    state: RoutingState, conversation: Conversation, request: PickRequest, now_s: float, prompt: float
+) -> float:
+    """Return the tokens of this prompt that the home still holds."""
+    config = state.config
+    if conversation.running:
+        return prompt
+    if is_reset(conversation, request.body_bytes, config):
+        return 0.0
+    if conversation.home is None or is_evicted(state, conversation.home, now_s - conversation.last_seen_s):
+        return 0.0
+    if is_side_request(conversation, request.body_bytes, config) or conversation.mixed:
+        return prompt
+    return min(float(conversation.ctx_tokens), prompt)
+
+
+def held_tokens(state: RoutingState, holder: Holder, now_s: float, prompt: float) -> float:
+    """Return the tokens of this prompt that another replica still holds."""
+    if holder.tokens > prompt * HOLDER_SLACK or is_evicted(state, holder.uid, now_s - holder.seen_s):
+        return 0.0
+    return min(float(holder.tokens), prompt)
+
+
+def prefill_rate(replica: Replica | None, config: PolicyConfig) -> float:
+    """Return the tokens per second that a replica prefills."""
+    if replica is not None and replica.prefill_tokens_per_s is not None and replica.prefill_tokens_per_s > 0:
+        return replica.prefill_tokens_per_s
+    return config.prefill_tokens_per_s
+
+
+def learn(state: RoutingState, conversation: Conversation | None, outcome: Outcome, now_s: float) -> None:
+    """Take from a response what it says: the ratio of tokens to bytes, what the replica holds now, and evictions."""
+    if outcome.prompt_tokens is not None and outcome.prompt_tokens > 0 and outcome.body_bytes > 0:
+        ratio = outcome.prompt_tokens / outcome.body_bytes
+        state.tokens_per_byte += LEARN_POOL * (ratio - state.tokens_per_byte)
+        if conversation is not None:
+            own = conversation.tokens_per_byte
+            conversation.tokens_per_byte = own + LEARN * (ratio - own) if own else ratio
+    if conversation is None:
+        return
+    if conversation.running is None and outcome.finish in (FINISH_TOOL_CALLS, "stop", "length"):
+        conversation.last_finish = outcome.finish
+    if not is_side_request(conversation, outcome.body_bytes, state.config):
+        _learn_residency(state, conversation, outcome)
+        _learn_context(state, conversation, outcome, now_s)
+
+
+def _learn_context(state: RoutingState, conversation: Conversation, outcome: Outcome, now_s: float) -> None:
+    """Note what the replica that served it holds now: the home's context, or another holder's."""
+    served = outcome.served_uid or outcome.replica_uid
+    tokens = _tokens_after(state, conversation, outcome)
+    if served != conversation.home:
+        conversation.add_holder(Holder(served, tokens, now_s), state.config.max_holders)
+    elif conversation.mixed:
+        conversation.ctx_tokens = max(conversation.ctx_tokens, tokens)
+        conversation.ctx_bytes = max(conversation.ctx_bytes, outcome.body_bytes)
+    else:
+        conversation.ctx_tokens = tokens
+        conversation.ctx_bytes = outcome.body_bytes
+
+
+def _tokens_after(state: RoutingState, conversation: Conversation, outcome: Outcome) -> int:
+    prompt = outcome.prompt_tokens
+    if prompt is None:
+        return int(prompt_tokens(state, conversation, outcome.body_bytes))
+    return prompt + (outcome.completion_tokens or 0)
+
+
+def _learn_residency(state: RoutingState, conversation: Conversation, outcome: Outcome) -> None:
+    """Learn from hits and misses how long the home keeps KV that nobody uses."""
+    home = conversation.home
+    served = outcome.served_uid or outcome.replica_uid
+    if outcome.cached_tokens is None or outcome.prompt_tokens is None or home != served or conversation.mixed:
+        return
+    expected = min(conversation.ctx_tokens, outcome.prompt_tokens)
+    was_reset = outcome.body_bytes < state.config.warm_fraction * conversation.ctx_bytes
+    if expected < MIN_EXPECTED_TOKENS or was_reset:
+        return
+    idle_s = conversation.idle_s
+    known_s = state.residency_s.get(home)
+    if outcome.cached_tokens >= expected * state.config.warm_fraction:
+        if known_s is not None and idle_s > known_s:
+            state.residency_s[home] = known_s + LEARN * (idle_s - known_s)
+    elif idle_s >= state.config.min_residency_s:
+        closer_s = idle_s if known_s is None else known_s + LEARN * (min(idle_s, known_s) - known_s)
+        state.residency_s[home] = max(state.config.min_residency_s, closer_s)

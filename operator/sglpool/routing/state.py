@@ -1,0 +1,256 @@
+"""What a router remembers: conversations with their homes, and what it has learned about bytes, tokens and caches.
+
+Bounded in number and age, the oldest out. Counts that every pick needs (conversations homed on a replica, those about
+to come back, requests of a session in flight) are kept along, so that no pick looks at all conversations.
+Not here: decisions (`rules`), and the Replica objects, which are the caller's. Snapshots are in `records`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from sglpool.routing.types import DEFAULT_CONFIG, ConversationKey, PolicyConfig
+
+MIXED_PICKS = 8
+"""Requests, one at a time, after which a key that once ran several at once counts as one conversation again."""
+
+
+class Holder(NamedTuple):
+    """A replica, not the home, that was left with a prefix of the conversation."""
+
+    uid: str
+    tokens: int
+    seen_s: float
+
+
+class Conversation:
+    """One conversation.
+
+    Attributes:
+        key: who it is.
+        home: uid of the replica that holds its KV, None while nobody does.
+        ctx_tokens: tokens that the home is believed to hold of it.
+        ctx_bytes: length of the last request at home, which those tokens go with.
+        tokens_per_byte: of its own bodies, 0 before the first usage.
+        last_seen_s: the last pick or release.
+        idle_s: the pause that the last pick ended.
+        last_finish: finish reason of the last response.
+        running: requests in flight by replica, None when there is none.
+        holders: other replicas with a prefix of it, most recent first.
+        mixed: above 0 while the key stands for several conversations at once, whose lengths say nothing.
+    """
+
+    __slots__ = (
+        "ctx_bytes",
+        "ctx_tokens",
+        "holders",
+        "home",
+        "idle_s",
+        "key",
+        "last_finish",
+        "last_seen_s",
+        "mixed",
+        "running",
+        "tokens_per_byte",
+    )
+
+    def __init__(self, key: ConversationKey, now_s: float) -> None:
+        self.key = key
+        self.home: str | None = None
+        self.ctx_tokens = 0
+        self.ctx_bytes = 0
+        self.tokens_per_byte = 0.0
+        self.last_seen_s = now_s
+        self.idle_s = 0.0
+        self.last_finish = "unknown"
+        self.running: dict[str, int] | None = None
+        self.holders: tuple[Holder, ...] = ()
+        self.mixed = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Requests in flight, on all replicas."""
+        return sum(self.running.values()) if self.running else 0
+
+    def running_on(self, uid: str | None) -> int:
+        """Requests in flight on one replica."""
+        return self.running.get(uid, 0) if self.running and uid is not None else 0
+
+    def add_holder(self, holder: Holder, limit: int) -> None:
+        """Put a holder first, drop an older entry of that replica and what is beyond the limit."""
+        if holder.tokens > 0 and limit > 0:
+            others = [each for each in self.holders if each.uid != holder.uid]
+            self.holders = (holder, *others[: limit - 1])
+
+    def forget_holder(self, uid: str) -> None:
+        """Drop a replica from the holders."""
+        if self.holders:
+            self.holders = tuple(each for each in self.holders if each.uid != uid)
+
+
+class Tally:
+    """Conversations of one replica: how many live there, and how many of them are about to come back (I_r)."""
+
+    __slots__ = ("homed", "pending")
+
+    def __init__(self) -> None:
+        self.homed = 0
+        self.pending = 0
+
+
+class RoutingState:
+    """All that one router remembers.
+
+    Attributes:
+        config: its limits of age and number.
+        conversations: by key, the longest unseen first.
+        tallies: per replica uid.
+        sessions: requests in flight by session, then by replica uid; sessions with none are not in it.
+        pending: conversations that wait for their tools, by key, since when, the longest first.
+        tokens_per_byte: of the whole pool, for conversations that have no figure of their own.
+        residency_s: per replica uid, the pause after which KV was found evicted. A replica without misses is not in it.
+        spill_tokens: what is in the bucket that pays for spills.
+        store_available: False while a shared store is away: then homes are neither learned nor changed.
+    """
+
+    def __init__(self, config: PolicyConfig = DEFAULT_CONFIG) -> None:
+        self.config = config
+        self.conversations: OrderedDict[ConversationKey, Conversation] = OrderedDict()
+        self.tallies: dict[str, Tally] = {}
+        self.sessions: dict[str, dict[str, int]] = {}
+        self.pending: OrderedDict[ConversationKey, float] = OrderedDict()
+        self.tokens_per_byte = config.tokens_per_byte
+        self.residency_s: dict[str, float] = {}
+        self.spill_tokens = config.spill_burst
+        self.store_available = True
+
+    def homed(self, uid: str) -> int:
+        """Return how many conversations live on a replica."""
+        tally = self.tallies.get(uid)
+        return tally.homed if tally else 0
+
+    def pending_on(self, uid: str) -> int:
+        """Return how many conversations of a replica are about to come back (I_r), as of the last `expire`."""
+        tally = self.tallies.get(uid)
+        return tally.pending if tally else 0
+
+    def get(self, key: ConversationKey) -> Conversation | None:
+        """Return a conversation without touching its age."""
+        return self.conversations.get(key)
+
+    def touch(self, key: ConversationKey, now_s: float) -> Conversation:
+        """Return a conversation, new if need be, as the one seen last; the oldest goes if there are too many."""
+        conversation = self.conversations.get(key)
+        if conversation is None:
+            conversation = self.conversations[key] = Conversation(key, now_s)
+            while len(self.conversations) > self.config.max_conversations:
+                self.drop(next(iter(self.conversations)))
+        else:
+            self.conversations.move_to_end(key)
+            conversation.last_seen_s = max(conversation.last_seen_s, now_s)
+        return conversation
+
+    def drop(self, key: ConversationKey) -> None:
+        """Forget a conversation. What it has in flight is still counted on its replicas until it ends."""
+        conversation = self.conversations.pop(key, None)
+        if conversation is not None:
+            self.set_home(conversation, None)
+
+    def set_home(self, conversation: Conversation, uid: str | None) -> None:
+        """Change where a conversation lives, and the tallies with it. What it left behind is `holders`' matter."""
+        if conversation.home == uid:
+            return
+        self.clear_pending(conversation)
+        if conversation.home is not None:
+            self._leave(conversation.home)
+        conversation.home = uid
+        if uid is not None:
+            self._tally(uid).homed += 1
+            conversation.forget_holder(uid)
+
+    def _tally(self, uid: str) -> Tally:
+        tally = self.tallies.get(uid)
+        if tally is None:
+            tally = self.tallies[uid] = Tally()
+        return tally
+
+    def _leave(self, uid: str) -> None:
+        tally = self.tallies[uid]
+        tally.homed -= 1
+        if tally.homed == 0:
+            del self.tallies[uid]
+
+    def set_pending(self, conversation: Conversation, since_s: float) -> None:
+        """Count a conversation among those that are about to come back to their home."""
+        self.clear_pending(conversation)
+        if conversation.home is not None:
+            self.pending[conversation.key] = since_s
+            self.tallies[conversation.home].pending += 1
+
+    def clear_pending(self, conversation: Conversation) -> None:
+        """Count it no longer: it came back, moved, or is gone."""
+        if self.pending.pop(conversation.key, None) is not None and conversation.home is not None:
+            self.tallies[conversation.home].pending -= 1
+
+    def expire(self, now_s: float) -> None:
+        """Forget what is too old: pauses of tools that did not end, conversations beyond their TTL."""
+        while self.pending:
+            key, since_s = next(iter(self.pending.items()))
+            if now_s - since_s < self.config.idle_pending_s:
+                break
+            self.clear_pending(self.conversations[key])
+        while self.conversations:
+            key = next(iter(self.conversations))
+            if now_s - self.conversations[key].last_seen_s < self.config.ttl_s:
+                break
+            self.drop(key)
+
+    def start(self, key: ConversationKey, conversation: Conversation | None, uid: str) -> None:
+        """Count a request of a conversation as in flight on a replica."""
+        if conversation is not None:
+            if conversation.running is None:
+                conversation.running = {}
+            else:
+                conversation.mixed = MIXED_PICKS
+            conversation.running[uid] = conversation.running.get(uid, 0) + 1
+        session = self.sessions.setdefault(key.session, {})
+        session[uid] = session.get(uid, 0) + 1
+
+    def end(self, key: ConversationKey, uid: str) -> Conversation | None:
+        """Count it as ended. Return the conversation if it is still remembered and had that request in flight."""
+        session = self.sessions.get(key.session)
+        if session is not None and _count_down(session, uid) and not session:
+            del self.sessions[key.session]
+        conversation = self.conversations.get(key)
+        if conversation is None or conversation.running is None or not _count_down(conversation.running, uid):
+            return None
+        if not conversation.running:
+            conversation.running = None
+        return conversation
+
+    def forget_replicas(self, live: set[str]) -> None:
+        """Drop what was learned about replicas that are gone. Homes on them stay: their next request fails over."""
+        for uid in [uid for uid in self.residency_s if uid not in live]:
+            del self.residency_s[uid]
+
+    def homes_seen_since(self, since_s: float) -> set[str]:
+        """Return the homes of conversations seen since then. A replica is idle only if it is not among them."""
+        homes: set[str] = set()
+        for conversation in reversed(self.conversations.values()):
+            if conversation.last_seen_s < since_s:
+                break
+            if conversation.home is not None:
+                homes.add(conversation.home)
+        return homes
+
+
+def _count_down(counts: dict[str, int], uid: str) -> bool:
+    count = counts.get(uid, 0)
+    if count == 0:
+        return False
+    if count == 1:
+        del counts[uid]
+    else:
+        counts[uid] = count - 1
+    return True
