@@ -1,0 +1,107 @@
+-- What a response says about itself, left for the access log: why it ended, what it cost, whether it was a refusal.
+-- Chunks are looked at as they pass and never held back. In JSON a quote inside a text is escaped, so what a model
+-- writes can never look like a field.
+
+local NAMESPACE = "sglpool"
+-- Carried over from a chunk that ends inside an event, so that a field cut in two is still seen.
+local TAIL_BYTES = 512
+local ERROR_BYTES = 400
+
+local FINISH = {
+  tool_calls = "tool_calls", function_call = "tool_calls", tool_use = "tool_calls",
+  stop = "stop", end_turn = "stop", stop_sequence = "stop",
+  length = "length", max_tokens = "length", model_context_window_exceeded = "length",
+  abort = "abort",
+}
+local TOKENS = {
+  prompt_tokens = "prompt_tokens", input_tokens = "prompt_tokens",
+  completion_tokens = "completion_tokens", output_tokens = "completion_tokens",
+  cached_tokens = "cached_tokens", cache_read_input_tokens = "cached_tokens",
+}
+
+local find, match, sub = string.find, string.match, string.sub
+
+local function look_at_reasons(text, found, at)
+  repeat
+    local reason = match(text, '^%s*:%s*"([%a_]+)"', at + 8)
+    if reason then
+      found.finish = FINISH[reason] or "unknown"
+    end
+    at = find(text, '_reason"', at + 8, true)
+  until not at
+end
+
+local function look_at_tokens(text, found, at)
+  repeat
+    local name = match(sub(text, math.max(1, at - 24), at + 6), '"([%a_]+)$')
+    local count = match(text, "^%s*:%s*(%d+)", at + 8)
+    if count and name and TOKENS[name] then
+      found[TOKENS[name]] = count
+    elseif name == "max_output_tokens" and not count then
+      found.cut = true
+    end
+    at = find(text, '_tokens"', at + 8, true)
+  until not at
+end
+
+local function look_at_error(text, found, at)
+  if match(text, "^%s*:%s*{", at + 7) then
+    local error = sub(text, at, at + ERROR_BYTES)
+    if find(error, '"code"%s*:%s*503') or find(error, '"overloaded_error"', 1, true) then
+      found.refused = "true"
+    end
+  end
+end
+
+-- Four plain searches a chunk; what they find is rare.
+local function look(text, found)
+  local at = find(text, '_reason"', 1, true)
+  if at then
+    look_at_reasons(text, found, at)
+  end
+  at = find(text, '_tokens"', 1, true)
+  if at then
+    look_at_tokens(text, found, at)
+  end
+  at = find(text, '"function_call"', 1, true)
+  if at and match(sub(text, math.max(1, at - 12), at - 1), '"type"%s*:%s*$') then
+    found.call = true
+  end
+  at = find(text, '"error"', 1, true)
+  if at then
+    look_at_error(text, found, at)
+  end
+end
+
+local function keep(handle, found)
+  local finish = found.finish
+  -- The responses API has no reason: its items and its details say it.
+  if not finish and found.completion_tokens then
+    finish = found.call and "tool_calls" or found.cut and "length" or "stop"
+  end
+  local metadata = handle:streamInfo():dynamicMetadata()
+  if finish then
+    metadata:set(NAMESPACE, "finish", finish)
+  end
+  for _, name in ipairs({ "prompt_tokens", "cached_tokens", "completion_tokens", "refused" }) do
+    if found[name] then
+      metadata:set(NAMESPACE, name, found[name])
+    end
+  end
+end
+
+function envoy_on_response(handle)
+  if handle:headers():get(":status") ~= "200" then
+    return
+  end
+  local found, tail = {}, nil
+  for chunk in handle:bodyChunks() do
+    local text = chunk:getBytes(0, chunk:length())
+    if tail then
+      text = tail .. text
+    end
+    look(text, found)
+    tail = sub(text, -2) ~= "\n\n" and sub(text, -TAIL_BYTES) or nil
+  end
+  keep(handle, found)
+end
