@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from sandbox.cluster.engines import READY_S, Json
 from sglpool.sandbox.cluster import Sandbox
 from support.kubectl import Kubectl
 from support.pool_on_cluster import ClusterPool, PoolMaker, small_pool
 from support.waiting import wait_until
 
 SPEED = 60.0
-Json = dict[str, Any]
+WARM_UP: Json = {"warmup": {"promptTokens": 2000}}
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,25 @@ class AgentCluster:
 
     sandbox: Sandbox
     kubectl: Kubectl
+
+    def sglpool(self, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+        """`sglpool sandbox` as a user runs it, for this sandbox."""
+        command = [sys.executable, "-m", "sglpool", "sandbox", *arguments, "--dir", str(self.sandbox.folder)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+    def told(self, *arguments: str) -> str:
+        """The same for what must succeed; returns what it printed."""
+        done = self.sglpool(*arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    def empty(self, namespace: str) -> None:
+        """Have everything of a namespace gone, so that its GPUs are free."""
+        kubectl = self.kubectl
+        kubectl("delete", "sglpool", "--all", "-n", namespace, "--wait=false")
+        kubectl("delete", "statefulsets,deployments,jobs", "--all", "-n", namespace, "--wait=false")
+        kubectl("delete", "pods", "--all", "-n", namespace, "--force", "--grace-period=0", timeout_s=90)
+        kubectl("delete", "namespace", namespace, "--wait=false")
 
     def namespace(self) -> str:
         name = f"test-{uuid.uuid4().hex[:10]}"
@@ -56,10 +78,46 @@ def namespace(cluster: AgentCluster) -> Iterator[str]:
     """A namespace of the test's own; what it holds is gone when the test has ended, so that GPUs are free."""
     name = cluster.namespace()
     yield name
-    cluster.kubectl("delete", "sglpool", "--all", "-n", name, "--wait=false")
-    cluster.kubectl("delete", "statefulsets,deployments,jobs", "--all", "-n", name, "--wait=false")
-    cluster.kubectl("delete", "pods", "--all", "-n", name, "--force", "--grace-period=0", timeout_s=90)
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
+    cluster.empty(name)
+
+
+@pytest.fixture(scope="session")
+def pools(cluster: AgentCluster) -> Iterator[dict[str, ClusterPool]]:
+    """Two pools for the session, begun together and perhaps not Ready yet; tests leave them as they were."""
+    namespace = cluster.namespace()
+    speculative: Json = {
+        "model": {
+            "name": "deepseek-v3.2",
+            "profile": "deepseek-v3.2-nvfp4",
+            "source": {"huggingFace": {"repo": "nvidia/DeepSeek-V3.2-NVFP4", "revision": "0" * 40}},
+        },
+        "kvCache": {},
+        "tensorParallelSize": 4,
+        "speculative": {"algorithm": "NEXTN"},
+    }
+    specs: dict[str, Json] = {"shared": {"replicas": 2}, "speculative": speculative}
+    made = {
+        name: ClusterPool(cluster.kubectl, namespace, small_pool(name, engine=WARM_UP, **spec))
+        for name, spec in specs.items()
+    }
+    for pool in made.values():
+        pool.apply()
+    yield made
+    cluster.empty(namespace)
+
+
+@pytest.fixture
+def shared_pool(pools: dict[str, ClusterPool]) -> ClusterPool:
+    """Two Ready replicas that all tests share: `shared-b200-0` and `shared-b200-1`."""
+    pools["shared"].wait_ready(READY_S)
+    return pools["shared"]
+
+
+@pytest.fixture
+def speculative_pool(pools: dict[str, ClusterPool]) -> ClusterPool:
+    """One Ready replica with speculative decoding, shared too: `speculative-b200-0`."""
+    pools["speculative"].wait_ready(READY_S)
+    return pools["speculative"]
 
 
 @pytest.fixture
@@ -67,8 +125,7 @@ def make_pool(cluster: AgentCluster, namespace: str) -> PoolMaker:
     """Create small pools in the test's namespace; their warm-up is short."""
 
     def make(name: str = "p", **spec: object) -> ClusterPool:
-        engine: Json = {"warmup": {"promptTokens": 2000}}
-        spec["engine"] = engine | dict(spec.get("engine") or {})  # type: ignore[call-overload]
+        spec["engine"] = WARM_UP | dict(spec.get("engine") or {})  # type: ignore[call-overload]
         pool = ClusterPool(cluster.kubectl, namespace, small_pool(name, **spec))
         pool.apply()
         return pool
