@@ -2,26 +2,19 @@
 
 Bounded in number and age, the oldest out. Counts that every pick needs (conversations homed on a replica, those about
 to come back, requests of a session in flight) are kept along, so that no pick looks at all conversations.
-Not here: decisions (`rules`), and the Replica objects, which are the caller's. Snapshots are in `records`.
+Not here: decisions (`rules`), the Replica objects, which are the caller's, and the form of snapshots (`records`).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple
 
-from sglpool.routing.types import DEFAULT_CONFIG, ConversationKey, PolicyConfig
+from sglpool.routing import records
+from sglpool.routing.records import Holder, Record, RecordError
+from sglpool.routing.types import DEFAULT_CONFIG, FINISH_TOOL_CALLS, ConversationKey, PolicyConfig
 
 MIXED_PICKS = 8
 """Requests, one at a time, after which a key that once ran several at once counts as one conversation again."""
-
-
-class Holder(NamedTuple):
-    """A replica, not the home, that was left with a prefix of the conversation."""
-
-    uid: str
-    tokens: int
-    seen_s: float
 
 
 class Conversation:
@@ -243,6 +236,99 @@ class RoutingState:
             if conversation.home is not None:
                 homes.add(conversation.home)
         return homes
+
+    def record(self, key: ConversationKey) -> dict[str, object] | None:
+        """Return a conversation as a plain dict, None if it is not remembered."""
+        conversation = self.conversations.get(key)
+        return None if conversation is None else records.to_plain(_record(conversation))
+
+    def absorb(self, plain: object, now_s: float, where: str = "record") -> bool:
+        """Take over what another router knows of a conversation, if that is newer.
+
+        Args:
+            plain: a dict as `record` makes it.
+            now_s: the time.
+            where: what to call it in an error.
+
+        Returns:
+            Whether anything was taken over.
+
+        Raises:
+            RecordError: a field is missing or wrong; nothing has changed.
+        """
+        return self._take(records.from_plain(plain, where), now_s)
+
+    def export(self) -> dict[str, object]:
+        """Return everything worth keeping as plain dicts and lists, for a snapshot. The oldest conversation is first."""
+        return {
+            "version": records.VERSION,
+            "tokens_per_byte": self.tokens_per_byte,
+            "residency_s": dict(self.residency_s),
+            "conversations": [records.to_plain(_record(each)) for each in self.conversations.values()],
+        }
+
+    def load(self, snapshot: object, now_s: float) -> int:
+        """Take over a snapshot: this router's own at a restart, or a sibling's. What is known already and newer stays.
+
+        Args:
+            snapshot: what `export` returned, in this process or another.
+            now_s: the time; conversations beyond their TTL are left out.
+
+        Returns:
+            How many conversations were taken over.
+
+        Raises:
+            RecordError: it is no snapshot, or one of another version; nothing has changed.
+        """
+        fields = records.mapping(snapshot, "snapshot")
+        if fields.get("version") != records.VERSION:
+            raise RecordError(f"snapshot: version is {fields.get('version')!r}; this router reads {records.VERSION}")
+        ratio = records.number(fields.get("tokens_per_byte"), "snapshot: tokens_per_byte")
+        residency = records.mapping(fields.get("residency_s"), "snapshot: residency_s")
+        kept_s = {uid: records.number(each, f"snapshot: residency_s.{uid}") for uid, each in residency.items()}
+        rows = fields.get("conversations")
+        if not isinstance(rows, list):
+            raise RecordError(f"snapshot: conversations is {type(rows).__name__}; it must be a list")
+        parsed = [records.from_plain(row, f"snapshot: conversations[{at}]") for at, row in enumerate(rows)]
+        self.tokens_per_byte = ratio or self.tokens_per_byte
+        self.residency_s = kept_s | self.residency_s
+        taken = sum(self._take(each, now_s) for each in parsed if now_s - each.last_seen_s < self.config.ttl_s)
+        self._sort_by_age()
+        return taken
+
+    def _take(self, record: Record, now_s: float) -> bool:
+        known = self.conversations.get(record.key)
+        if known is not None and known.last_seen_s >= record.last_seen_s:
+            return False
+        seen_s = min(record.last_seen_s, now_s)
+        conversation = self.touch(record.key, seen_s)
+        self.set_home(conversation, record.home)
+        conversation.ctx_tokens, conversation.ctx_bytes = record.ctx_tokens, record.ctx_bytes
+        conversation.tokens_per_byte = record.tokens_per_byte
+        conversation.last_finish = record.last_finish
+        conversation.holders = record.holders[: self.config.max_holders]
+        self.clear_pending(conversation)
+        if record.last_finish == FINISH_TOOL_CALLS and now_s - seen_s < self.config.idle_pending_s:
+            self.set_pending(conversation, seen_s)
+        return True
+
+    def _sort_by_age(self) -> None:
+        ordered = sorted(self.conversations.values(), key=lambda conversation: conversation.last_seen_s)
+        self.conversations = OrderedDict((each.key, each) for each in ordered)
+        self.pending = OrderedDict(sorted(self.pending.items(), key=lambda item: item[1]))
+
+
+def _record(conversation: Conversation) -> Record:
+    return Record(
+        key=conversation.key,
+        home=conversation.home,
+        last_seen_s=conversation.last_seen_s,
+        ctx_tokens=conversation.ctx_tokens,
+        ctx_bytes=conversation.ctx_bytes,
+        tokens_per_byte=conversation.tokens_per_byte,
+        last_finish=conversation.last_finish,
+        holders=conversation.holders,
+    )
 
 
 def _count_down(counts: dict[str, int], uid: str) -> bool:
