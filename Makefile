@@ -2,7 +2,7 @@
 BIN := .venv/bin
 PYTEST_ARGS ?=
 
-.PHONY: demo test check crd crd-check fmt bootstrap clean bench-operator
+.PHONY: demo test check crd crd-check fmt bootstrap clean bench-operator bench-sandbox
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -37,6 +37,9 @@ fmt: bootstrap ## Format and fix what can be fixed
 
 bench-operator: bootstrap ## Measure the operator with 1,000 pools against a bare client
 	$(BIN)/python -m benchmarks.operator
+
+bench-sandbox: bootstrap ## Measure the simulated engine, sixteen replicas on two cores and the radix cache
+	$(BIN)/python -m benchmarks.sandbox
 
 clean: ## Remove what make made, except the cache of control-plane binaries
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .sandbox dist

@@ -1,4 +1,4 @@
-"""Many streams at once against one server process: a load generator that only counts, and a floor to compare with.
+"""Many streams at once against a server process: a load generator that only counts, and a floor to compare with.
 
 The floor is the same ASGI server with an application that sends events of the same size at the same pace and knows
 nothing: what the simulated engine uses beyond it is the price of its model. Not here: how engines are started.
@@ -8,7 +8,6 @@ import asyncio
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -16,13 +15,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import psutil
 import uvloop
 
-SERVER_CORE = 0
-CLIENT_CORE = 1
-START_LIMIT_S = 60.0
+SPARE_S = 60.0
+"""What a load may take beyond twice its time."""
+CONTENT_BYTES_PER_TOKEN = 4
+_PACE = "BENCH_EVENTS_PER_S"
+_CHUNK = "BENCH_TOKENS_PER_EVENT"
+_CONTENT = re.compile(rb'"content":"([^"]*)"')
+
+Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,40 +37,48 @@ class Load:
     Attributes:
         streams: Streams at the same time.
         tokens: Tokens of each.
-        tokens_per_s: Pace of each by the model's clock, in wall time.
+        tokens_per_s: Pace that each is expected to have, in wall time.
+        events_per_s: Events a second in which they come.
     """
 
     streams: int
     tokens: int
     tokens_per_s: float
+    events_per_s: float
 
 
 @dataclass(slots=True)
 class Stream(asyncio.Protocol):
-    """One request; counts events and remembers when the first and the last came."""
+    """One request; counts events and tokens and remembers when the first and the last came."""
 
     request: bytes
     done: asyncio.Future[None]
-    events: int = 0
+    sent_s: float = 0.0
     first_s: float = 0.0
     last_s: float = 0.0
+    events: int = 0
+    content_bytes: int = 0
     head: bytearray = field(default_factory=bytearray)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the request."""
-        assert isinstance(transport, asyncio.WriteTransport)
-        transport.write(self.request)
+        self.sent_s = time.perf_counter()
+        # uvloop's transports are of no class of asyncio's.
+        cast("asyncio.WriteTransport", transport).write(self.request)
 
     def data_received(self, data: bytes) -> None:
         """Count the events of a piece; a status other than 200 fails the stream."""
         now_s = time.perf_counter()
-        if not self.first_s and b"data: " in data:
-            self.first_s = now_s
         if len(self.head) < 12:
             self.head += data[:12]
             if len(self.head) >= 12 and b" 200" not in self.head[:12] and not self.done.done():
-                self.done.set_exception(RuntimeError(f"a stream was answered {bytes(self.head)!r}"))
-        self.events += data.count(b"data: ")
+                self.done.set_exception(RuntimeError(f"a stream was answered {data[:500]!r}"))
+        # An event that is cut between two pieces loses its text here; see `complete`.
+        found = _CONTENT.findall(data)
+        self.content_bytes += sum(map(len, found))
+        self.events += sum(map(bool, found))
+        if self.content_bytes and not self.first_s:
+            self.first_s = now_s
         self.last_s = now_s
 
     def connection_lost(self, _: Exception | None) -> None:
@@ -79,64 +92,81 @@ class Streamed:
     """What came of a load.
 
     Attributes:
-        behind: How much longer than by the model's clock the slowest stream took, as a share of its time.
-        events: Events in all.
-        cpu_s: CPU time of the server meanwhile.
-        wall_s: First event to last.
+        slowest_s: First token to last of the slowest stream.
+        events: Events with tokens.
+        wall_s: First token of all to the last of all.
+        cpu: Share of a core that the server used.
         peak_bytes: Largest resident size of the server.
     """
 
-    behind: float
+    slowest_s: float
     events: int
-    cpu_s: float
     wall_s: float
+    cpu: float
     peak_bytes: int
 
 
-def run_load(address: tuple[str, int], pid: int, load: Load) -> Streamed:
+def cores() -> tuple[int, int]:
+    """One core for the server, another for the client; the same when there is but one."""
+    usable = sorted(os.sched_getaffinity(0))
+    return usable[0], usable[min(1, len(usable) - 1)]
+
+
+def run_load(address: Address, pid: int, load: Load) -> Streamed:
     """Send the load from a core of its own to a server on another, and wait for the last token."""
-    os.sched_setaffinity(pid, {SERVER_CORE})
-    before_s = _cpu_s(pid)
-    mine = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {CLIENT_CORE})
+    usable = os.sched_getaffinity(0)
+    server_core, client_core = cores()
+    os.sched_setaffinity(pid, {server_core})
+    os.sched_setaffinity(0, {client_core})
+    process = psutil.Process(pid)
+    before_s, begin_s = cpu_s(process), time.perf_counter()
     try:
         streams = uvloop.run(_send(address, load))
+        took_s = time.perf_counter() - begin_s
     finally:
-        os.sched_setaffinity(0, mine)
-    expected_s = (load.tokens - 1) / load.tokens_per_s
-    slowest_s = max(stream.last_s - stream.first_s for stream in streams)
+        os.sched_setaffinity(0, usable)
+    _check(streams, load)
     return Streamed(
-        behind=slowest_s / expected_s - 1,
+        slowest_s=max(stream.last_s - stream.first_s for stream in streams),
         events=sum(stream.events for stream in streams),
-        cpu_s=_cpu_s(pid) - before_s,
         wall_s=max(stream.last_s for stream in streams) - min(stream.first_s for stream in streams),
+        cpu=(cpu_s(process) - before_s) / took_s,
         peak_bytes=peak_bytes(pid),
     )
 
 
-async def _send(address: tuple[str, int], load: Load) -> Sequence[Stream]:
-    loop = asyncio.get_running_loop()
-    streams = []
-    for number in range(load.streams):
-        body = json.dumps(
-            {
-                "model": "m",
-                "messages": [{"role": "user", "content": f"stream {number}: count"}],
-                "max_tokens": load.tokens,
-                "ignore_eos": True,
-                "stream": True,
-            }
-        ).encode()
-        head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
-        )
-        request = head.encode() + b"Content-Type: application/json\r\n\r\n" + body
-        stream = Stream(request, loop.create_future())
-        await loop.create_connection(lambda stream=stream: stream, *address)  # type: ignore[misc]
-        streams.append(stream)
-    limit_s = 60 + 4 * load.tokens / load.tokens_per_s
-    await asyncio.wait_for(asyncio.gather(*(stream.done for stream in streams)), limit_s)
+async def _send(address: Address, load: Load) -> Sequence[Stream]:
+    async with asyncio.timeout(SPARE_S + 2 * load.tokens / load.tokens_per_s):
+        streams = [await ask(address, f"stream {n}: count", load.tokens) for n in range(load.streams)]
+        await asyncio.gather(*(stream.done for stream in streams))
     return streams
+
+
+async def ask(address: Address, content: str, tokens: int, *, model: str = "m") -> Stream:
+    """Send one streaming chat completion of exactly so many tokens."""
+    body = json.dumps(
+        {
+            "model": model,
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "stream": True,
+        }
+    ).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    loop = asyncio.get_running_loop()
+    stream = Stream(head.encode() + body, loop.create_future())
+    await loop.create_connection(lambda: stream, *address)
+    return stream
+
+
+def _check(streams: Sequence[Stream], load: Load) -> None:
+    """Fail on streams that lack text; a few events may be cut in two and so not be seen."""
+    got_bytes = sum(stream.content_bytes for stream in streams)
+    wanted_bytes = load.streams * load.tokens * CONTENT_BYTES_PER_TOKEN
+    if not 0.995 * wanted_bytes <= got_bytes <= wanted_bytes:
+        raise RuntimeError(f"the streams brought {got_bytes:,} bytes of text, {wanted_bytes:,} were asked for")
 
 
 def peak_bytes(pid: int) -> int:
@@ -145,42 +175,83 @@ def peak_bytes(pid: int) -> int:
     return int(re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)[0]) * 1024
 
 
-def _cpu_s(pid: int) -> float:
-    times = psutil.Process(pid).cpu_times()
+def cpu_s(process: psutil.Process) -> float:
+    """CPU time of a process so far."""
+    times = process.cpu_times()
     return float(times.user + times.system)
 
 
 @contextmanager
-def process(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: Sequence[str], log: Path, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """A process for the length of the block."""
     with log.open("wb") as out:
-        popen = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        popen = subprocess.Popen(
+            command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})}
+        )
     try:
         yield popen
     finally:
-        popen.send_signal(signal.SIGKILL)
+        popen.kill()
         popen.wait(10)
 
 
+# --- the floor -------------------------------------------------------------------------------------------------------
+
+_waiters: set[asyncio.Future[None]] = set()
+_ticker: list[asyncio.Task[None]] = []
+
+
+async def _tick() -> None:
+    """Wake all streams together at the pace asked for: one timer is cheaper than one for each."""
+    loop, pace_s = asyncio.get_running_loop(), 1 / float(os.environ[_PACE])
+    next_s = loop.time()
+    while True:
+        next_s += pace_s
+        await asyncio.sleep(next_s - loop.time())
+        for waiter in _waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        _waiters.clear()
+
+
 async def floor_app(scope: dict[str, object], receive: object, send: object) -> None:
-    """Send events of an engine's size at the pace in BENCH_PACE, for as many as the request wants."""
+    """Send events of an engine's size at the pace of the environment, for as many tokens as the request wants."""
     if scope["type"] != "http":
         return
+    if not _ticker:
+        _ticker.append(asyncio.get_running_loop().create_task(_tick()))
     message = await receive()  # type: ignore[operator]
-    tokens = json.loads(message["body"])["max_tokens"]
-    text = '"choices":[{"index":0,"delta":{"content":"sim "},"finish_reason":null}]'
-    event = f'data: {{"id":"0","object":"chat.completion.chunk","created":1,"model":"m",{text}}}\n\n'.encode()
+    tokens, chunk = json.loads(message["body"])["max_tokens"], float(os.environ[_CHUNK])
     start = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
     await send(start)  # type: ignore[operator]
-    pace_s = 1 / float(os.environ["BENCH_PACE"])
-    begin_s = asyncio.get_running_loop().time()
-    for number in range(tokens):
-        await asyncio.sleep(begin_s + number * pace_s - asyncio.get_running_loop().time())
+    sent = number = 0
+    while sent < tokens:
+        waiter = asyncio.get_running_loop().create_future()
+        _waiters.add(waiter)
+        await waiter
+        number += 1
+        upto = min(int(number * chunk), tokens)
+        event = _event("sim " * (upto - sent))
+        sent = upto
         await send({"type": "http.response.body", "body": event, "more_body": True})  # type: ignore[operator]
     await send({"type": "http.response.body", "body": b""})  # type: ignore[operator]
 
 
-def floor_command(port: int) -> list[str]:
-    """The floor as a process."""
-    options = ["--host", "127.0.0.1", "--port", str(port), "--log-level", "warning", "--no-access-log"]
-    return [sys.executable, "-m", "uvicorn", "benchmarks.streams:floor_app", "--lifespan", "off", *options]
+_BEFORE, _, _AFTER = (
+    b'data: {"id":"00000000000000000000000000000000","object":"chat.completion.chunk","created":1800000000,"model":"m",'
+    b'"choices":[{"index":0,"delta":{"content":"|"},"logprobs":null,"finish_reason":null,"matched_stop":null}]}\n\n'
+).partition(b"|")
+
+
+def _event(text: str) -> bytes:
+    return _BEFORE + text.encode() + _AFTER
+
+
+@contextmanager
+def floor(port: int, log: Path, load: Load) -> Iterator[subprocess.Popen[bytes]]:
+    """The floor as a process, for a load."""
+    command = [sys.executable, "-m", "uvicorn", "benchmarks.streams:floor_app", "--lifespan", "off", "--host"]
+    command += ["127.0.0.1", "--port", str(port), "--log-level", "warning", "--no-access-log"]
+    env = {_PACE: str(load.events_per_s), _CHUNK: str(load.tokens_per_s / load.events_per_s)}
+    with running(command, log, env) as popen:
+        yield popen
