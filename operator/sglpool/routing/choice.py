@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from sglpool.routing import estimate
 from sglpool.routing.load import can_take, load, weight
-from sglpool.routing.state import Conversation, Holder, RoutingState
+from sglpool.routing.records import Holder
+from sglpool.routing.state import Conversation, RoutingState
 from sglpool.routing.types import PickRequest, PolicyConfig, Randomness, Replica
 
 
@@ -86,9 +87,12 @@ class Situation:
 
 def candidate(s: Situation, replica: Replica) -> Candidate:
     """Return a replica with its figures, whether or not it may be chosen."""
+    return _scored(s, replica, load(replica, s.now_s))
+
+
+def _scored(s: Situation, replica: Replica, requests: float) -> Candidate:
     config = s.config
     uid = replica.uid
-    requests = load(replica, s.now_s)
     capacity = weight(replica, s.now_s, config)
     used = replica.kv_used_tokens / replica.kv_total_tokens if replica.kv_total_tokens > 0 else 0.0
     crowd = s.session.get(uid, 0) + 1 - config.thick_requests if s.session else 0
@@ -108,9 +112,12 @@ def two_best(s: Situation, without: Replica | None) -> tuple[Candidate | None, C
     best: Candidate | None = None
     runner: Candidate | None = None
     for replica in s.replicas.values():
-        if replica is without or not can_take(replica) or not has_room(s, replica):
+        if replica is without or not can_take(replica):
             continue
-        each = candidate(s, replica)
+        requests = load(replica, s.now_s)
+        if requests >= replica.max_concurrent:
+            continue
+        each = _scored(s, replica, requests)
         if best is None or _is_better(s, each, best):
             best, runner = each, best
         elif runner is None or _is_better(s, each, runner):

@@ -7,7 +7,8 @@ Not here: what follows from that (`rules`).
 
 from __future__ import annotations
 
-from sglpool.routing.state import Conversation, Holder, RoutingState
+from sglpool.routing.records import Holder
+from sglpool.routing.state import Conversation, RoutingState
 from sglpool.routing.types import FINISH_TOOL_CALLS, Outcome, PickRequest, PolicyConfig, Replica
 
 LEARN = 0.3

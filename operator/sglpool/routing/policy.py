@@ -11,8 +11,9 @@ from collections.abc import Mapping
 
 from sglpool.routing import choice, estimate
 from sglpool.routing.choice import Situation
+from sglpool.routing.records import Holder
 from sglpool.routing.rules import decide
-from sglpool.routing.state import Conversation, Holder, RoutingState
+from sglpool.routing.state import Conversation, RoutingState
 from sglpool.routing.types import (
     DEFAULT_CONFIG,
     FINISH_TOOL_CALLS,

@@ -38,8 +38,8 @@ def decide(s: Situation) -> Decision:
     )
 
 
-def _refuse(s: Situation) -> Decision:
-    """Nobody may take it. Where replicas exist it is worth asking again, spread so that clients do not come at once."""
+def refusal(s: Situation) -> Decision:
+    """Refuse: nobody may take it. Where replicas exist it is worth asking again, spread so that clients do not come at once."""
     alive = sum(1 for replica in s.replicas.values() if can_serve(replica))
     wait_s = s.config.retry_after_s * (1.0 + s.rng.random()) if alive else 0.0
     inputs = {"replicas": float(len(s.replicas)), "able": float(alive)}
@@ -51,7 +51,7 @@ def _place(s: Situation) -> Decision:
     had_home = s.conversation is not None and s.conversation.home is not None
     best, second = choice.next_best(s, s.home)
     if best is None:
-        return _refuse(s)
+        return refusal(s)
     return Decision(
         home=best.replica.uid,
         second=second.replica.uid if second else None,
@@ -122,7 +122,7 @@ def _closed(s: Situation, home: Replica) -> Decision | None:
         return None
     best, second = choice.next_best(s, home)
     if best is None:
-        return _refuse(s)
+        return refusal(s)
     return _away(s, home, best, second, Rule.REFUSED_HOME if home.refused else Rule.FULL_HOME)
 
 
@@ -149,7 +149,7 @@ def _without_store(s: Situation) -> Decision:
         if _is_overdue(s, home):
             return _by_hash(s, home, Rule.DRAIN_MOVE) or _closed(s, home) or _stay(s, home)
         return _closed(s, home) or _stay(s, home)
-    return _by_hash(s, None, Rule.RENDEZVOUS) or _refuse(s)
+    return _by_hash(s, None, Rule.RENDEZVOUS) or refusal(s)
 
 
 def _is_overdue(s: Situation, home: Replica) -> bool:

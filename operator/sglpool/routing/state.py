@@ -13,6 +13,8 @@ from sglpool.routing import records
 from sglpool.routing.records import Holder, Record, RecordError
 from sglpool.routing.types import DEFAULT_CONFIG, FINISH_TOOL_CALLS, ConversationKey, PolicyConfig
 
+__all__ = ["Conversation", "Holder", "RecordError", "RoutingState", "Tally"]
+
 MIXED_PICKS = 8
 """Requests, one at a time, after which a key that once ran several at once counts as one conversation again."""
 
@@ -259,7 +261,7 @@ class RoutingState:
         return self._take(records.from_plain(plain, where), now_s)
 
     def export(self) -> dict[str, object]:
-        """Return everything worth keeping as plain dicts and lists, for a snapshot. The oldest conversation is first."""
+        """Return everything worth keeping as plain dicts and lists, the oldest conversation first."""
         return {
             "version": records.VERSION,
             "tokens_per_byte": self.tokens_per_byte,
