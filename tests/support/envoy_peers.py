@@ -204,8 +204,10 @@ class Picker(_Server):
 
     async def _serve(self, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.seen.append(seen)
-        while self.hang:
-            await asyncio.sleep(0.02)
+        if self.hang:
+            # No answer ever: the caller gives up and closes.
+            await reader.read()
+            raise ConnectionResetError
         if self.refuse is not None:
             await self._send(self.refuse, writer)
             return

@@ -168,10 +168,7 @@ class EnvoyProcess:
 
     def write_listener(self, api_keys: Mapping[str, str]) -> None:
         """Replace the LDS file."""
-        shape = self.shape
-        if self._ports:
-            shape = replace(shape, http_port=self._ports["serving"])
-        self._write(names.LDS_FILE, listener.listener(shape, api_keys))
+        self._write(names.LDS_FILE, listener.listener(self.shape, api_keys))
 
     def access_log(self) -> list[dict[str, str]]:
         """Every entry so far, by the names of its fields."""
