@@ -235,7 +235,8 @@ def _process(name: str, command: Sequence[str | Path], *, home: Path, ready: Cal
     return Process(
         name=name,
         argv=[str(part) for part in command],
-        env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(home)},
+        # What programs put into their home, such as caches, goes when the sandbox goes.
+        env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(home / "run")},
         ready=ready,
         ready_limit_s=READY_LIMIT_S,
     )

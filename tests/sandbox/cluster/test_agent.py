@@ -1,0 +1,144 @@
+"""The node agent ends, in whatever way: nothing outlives it, and everything comes back with the next one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox.cluster.conftest import AgentCluster, start_cluster
+from sandbox.cluster.engines import READY_S, get, processes_of, say
+from support.pool_on_cluster import ClusterPool
+from support.waiting import wait_until
+
+pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(300)]
+
+
+def agent_pid(cluster: AgentCluster) -> int:
+    return cluster.sandbox.status().processes["node-agent"]
+
+
+def kill(cluster: AgentCluster) -> None:
+    os.kill(agent_pid(cluster), signal.SIGKILL)
+
+
+def terminate(cluster: AgentCluster) -> None:
+    os.kill(agent_pid(cluster), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("end", [kill, terminate])
+def test_pods_end_with_the_agent_and_come_back_with_the_next(
+    cluster: AgentCluster, shared_pool: ClusterPool, end: Callable[[AgentCluster], None]
+) -> None:
+    before = {name: pod["status"]["containerStatuses"][0] for name, pod in shared_pool.pods().items()}
+    assert list(processes_of(shared_pool.namespace))
+    end(cluster)
+    wait_until(
+        lambda: not agent_pid(cluster) and not list(processes_of(shared_pool.namespace)),
+        timeout_s=10,
+        describe="every process of every pod is gone",
+    )
+    status = cluster.sglpool("status")
+    assert (status.returncode, "node-agent ended" in " ".join(status.stdout.split())) == (1, True)
+    assert "starting node-agent" in cluster.told("restart")
+
+    def restarted() -> bool:
+        now = {name: pod["status"]["containerStatuses"][0] for name, pod in shared_pool.pods().items()}
+        return all(now[name]["restartCount"] == before[name]["restartCount"] + 1 for name in before)
+
+    wait_until(restarted, timeout_s=30, describe=lambda: f"every container counts a restart: {shared_pool.pods()}")
+    for pod in shared_pool.pods().values():
+        last = pod["status"]["containerStatuses"][0]["lastState"]["terminated"]
+        assert (last["exitCode"], last["reason"]) == (255, "Unknown")
+    wait_until(
+        lambda: all(answers(pod) for pod in shared_pool.pods().values()),
+        timeout_s=READY_S,
+        describe="both replicas serve under their new addresses",
+    )
+    shared_pool.wait_ready(READY_S)
+    assert "every process runs" in cluster.told("restart"), "nothing is left to start"
+
+
+def answers(pod: dict[str, Any]) -> bool:
+    try:
+        return get(pod, "/ready")[0] == 200 and say(pod, "hello").completion_tokens > 0
+    except OSError:
+        return False
+
+
+def test_the_operator_starts_again_too(cluster: AgentCluster, shared_pool: ClusterPool) -> None:
+    before = cluster.sandbox.status().processes
+    os.kill(before["operator"], signal.SIGKILL)
+    assert "starting operator" in cluster.told("restart")
+    after = cluster.sandbox.status().processes
+    assert after["operator"] not in (0, before["operator"])
+    assert after["node-agent"] == before["node-agent"], "what runs is left alone"
+    shared_pool.apply(replicas=3)
+    wait_until(lambda: len(shared_pool.pods()) == 3, timeout_s=60, describe="the new operator adds a replica")
+    shared_pool.apply(replicas=2)
+    shared_pool.wait_ready(READY_S)
+    assert "there is no process nonsense in the sandbox" in cluster.sglpool("restart", "nonsense").stderr
+
+
+@pytest.mark.parametrize("agent_first", [False, True], ids=["while-all-runs", "after-the-agent-was-killed"])
+def test_down_leaves_no_process_and_no_file(tmp_path: Path, agent_first: bool) -> None:
+    cluster = start_cluster(tmp_path / "sandbox", {"B200": 1, "CPU": 0}, operator=False)
+    try:
+        name = cluster.namespace()
+        pod: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "stubborn"},
+            "spec": {
+                "tolerations": [{"operator": "Exists"}],
+                "terminationGracePeriodSeconds": 600,
+                "containers": [
+                    {
+                        "name": "main",
+                        "image": "busybox",
+                        # Deaf to SIGTERM, with a process that has left its session.
+                        "command": ["sh", "-c", "trap '' TERM; setsid sleep 601 & sleep 600 & wait; wait"],
+                    }
+                ],
+            },
+        }
+        cluster.kubectl("create", "-n", name, "-f", "-", input=json.dumps(pod))
+        wait_until(
+            lambda: sum("sleep" in (process.info["cmdline"] or []) for process in processes_of(name)) == 2,
+            timeout_s=30,
+            describe="it runs",
+        )
+        if agent_first:
+            kill(cluster)
+    finally:
+        done = subprocess.run(
+            [sys.executable, "-m", "sglpool", "sandbox", "down", "--dir", str(cluster.sandbox.folder)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert not list(processes_of(name))
+    assert processes_below(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+    assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
+
+
+def processes_below(folder: Path) -> list[str]:
+    """Command lines that name something in a folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and str(folder) in (line := (entry / "cmdline").read_text()):
+                found.append(line.replace("\0", " "))
+        except OSError:
+            continue
+    return found
