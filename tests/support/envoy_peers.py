@@ -132,23 +132,29 @@ class _Server:
     async def _serve(self, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         raise NotImplementedError
 
-    async def _send(self, answer: Answer, writer: asyncio.StreamWriter) -> None:
+    async def _send(self, answer: Answer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = [f"HTTP/1.1 {answer.status} X", "transfer-encoding: chunked"]
         head += [f"{name}: {value}" for name, value in answer.headers.items()]
         writer.write(("\r\n".join(head) + "\r\n\r\n").encode())
         for index, chunk in enumerate(answer.chunks):
             if answer.hold and index == 1:
-                await self._hold(writer)
+                await self._hold(reader)
             writer.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
             await writer.drain()
         writer.write(b"0\r\n\r\n")
         await writer.drain()
 
-    async def _hold(self, writer: asyncio.StreamWriter) -> None:
-        while not self._released.is_set():
-            if writer.transport.is_closing():
+    async def _hold(self, reader: asyncio.StreamReader) -> None:
+        released = asyncio.ensure_future(self._released.wait())
+        gone = asyncio.ensure_future(reader.read(1))
+        try:
+            await asyncio.wait({released, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not released.done():
                 raise ConnectionResetError
-            await asyncio.wait({asyncio.ensure_future(self._released.wait())}, timeout=0.02)
+        finally:
+            released.cancel()
+            gone.cancel()
+            await asyncio.gather(released, gone, return_exceptions=True)
 
 
 class Engine(_Server):
@@ -161,6 +167,8 @@ class Engine(_Server):
         self.answer: Answer | Callable[[Seen], Answer] = Answer()
         self.reset = False
         """Read the request, then reset the connection: what a killed process leaves."""
+        self.silent = False
+        """Read the request and never answer."""
 
     @property
     def address(self) -> str:
@@ -174,16 +182,19 @@ class Engine(_Server):
 
     async def _serve(self, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if seen.path == "/ready":
-            await self._send(Answer(status=200 if self.ready else 503), writer)
+            await self._send(Answer(status=200 if self.ready else 503), reader, writer)
             return
         self.seen.append(seen)
+        if self.silent:
+            await reader.read()
+            raise ConnectionResetError
         if self.reset:
             sock: socket.socket = writer.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
             raise ConnectionResetError
         answer = self.answer if isinstance(self.answer, Answer) else self.answer(seen)
-        await self._send(answer, writer)
+        await self._send(answer, reader, writer)
 
 
 class Picker(_Server):
@@ -209,10 +220,10 @@ class Picker(_Server):
             await reader.read()
             raise ConnectionResetError
         if self.refuse is not None:
-            await self._send(self.refuse, writer)
+            await self._send(self.refuse, reader, writer)
             return
         headers = {names.HEADER_DESTINATION: self.destination, names.HEADER_PICK: self.pick}
-        await self._send(Answer(headers=headers, chunks=()), writer)
+        await self._send(Answer(headers=headers, chunks=()), reader, writer)
 
     def last(self) -> Seen:
         """The last question, once there is one."""

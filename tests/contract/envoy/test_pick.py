@@ -111,8 +111,7 @@ def test_a_long_context_can_be_sent_a_second_time(router: Any, size: int) -> Non
 
 
 def test_no_request_fails_for_want_of_retries_when_a_home_dies_under_load(router: Any) -> None:
-    router.a.answer = Answer(chunks=(b"",), hold=True)
-    router.a.reset = True
+    router.a.silent = True
     replies: list[int] = []
     threads = [
         threading.Thread(target=lambda: replies.append(router.envoy.request(body=CHAT, headers=SESSION).status))
@@ -120,6 +119,8 @@ def test_no_request_fails_for_want_of_retries_when_a_home_dies_under_load(router
     ]
     for thread in threads:
         thread.start()
+    wait_until(lambda: router.counts() == [30, 0], timeout_s=20, describe=lambda: f"30 requests: {router.counts()}")
+    router.a.kill()
     for thread in threads:
         thread.join(timeout=30)
     assert replies == [200] * 30
