@@ -38,6 +38,7 @@ def observed_pod(ordinal: int, **changes: Any) -> ObservedPod:
     fields: dict[str, Any] = {
         "name": f"kimi-{gpu_type.lower()}-{ordinal}",
         "uid": f"pod-{gpu_type}-{ordinal}",
+        "component": "engine",
         "ordinal": ordinal,
         "gpu_type": gpu_type,
         "owner_uid": STATEFULSET_UID,

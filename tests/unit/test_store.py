@@ -149,10 +149,11 @@ def test_a_pool_whose_last_child_is_gone_leaves_nothing_behind():
 def test_children_are_replaced_by_a_listing():
     store = Store()
     store.add_child(KEY, "Service", "kimi-engine")
-    store.replace_children({KEY: {("ServiceAccount", "kimi-engine")}, ("other", "pool"): {("Service", "pool-engine")}})
+    children = {KEY: {("ServiceAccount", "kimi-engine")}, ("other", "pool"): {("Service", "pool-engine")}}
+    store.replace_children(children, surplus={})
     assert store.observed(KEY, {}).children == {("ServiceAccount", "kimi-engine")}
     assert store.observed(("other", "pool"), {}).children == {("Service", "pool-engine")}
-    store.replace_children({})
+    store.replace_children({}, surplus={})
     assert store.keys() == []
 
 

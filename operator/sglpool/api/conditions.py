@@ -52,17 +52,22 @@ TABLE: Mapping[str, Mapping[str, Reason]] = {
         "NameConflict": Reason("False", "An object of that name belongs to somebody else."),
         "Forbidden": Reason("False", "The operator lacks a permission."),
         "InvalidSpec": Reason("False", "The API server refused an object that the spec asks for."),
+        "RouterStarting": Reason("False", "Router pods start, or are being replaced."),
+        "RouterStuck": Reason("False", "New router pods do not become ready; older ones still serve."),
         "RouterUnavailable": Reason("False", "The router has no ready pod."),
     },
     "Available": {
         "MinimumReplicasAvailable": Reason("True", "At least one replica is ready."),
         "NoReplicaAvailable": Reason("False", "No replica is ready."),
+        "RouterUnavailable": Reason("False", "Replicas are ready, but no router pod is."),
         "Parked": Reason("False", "replicas is 0."),
     },
     "Progressing": {
         "RollingOut": Reason("True", "Replicas are being replaced by the current revision."),
         "ReplicasStarting": Reason("True", "Replicas load the model or warm up."),
         "ScalingDown": Reason("True", "Replicas beyond the wanted number are going away."),
+        "RouterStarting": Reason("True", "Router pods start, or are being replaced."),
+        "RouterStuck": Reason("False", "Router pods do not become ready: condition RouterReady says why."),
         "Complete": Reason("False", "Nothing is left to do."),
         "ImagePullFailed": Reason("False", "A replica's image cannot be pulled."),
         "ContainerConfigError": Reason(
@@ -95,6 +100,7 @@ TABLE: Mapping[str, Mapping[str, Reason]] = {
     },
     "RouterReady": {
         "RouterAvailable": Reason("True", "A router pod is ready."),
+        "RouterStarting": Reason("False", "The first router pods start."),
         "RouterUnavailable": Reason("False", "No router pod is ready."),
     },
     "ScalingActive": {
@@ -106,6 +112,7 @@ TABLE: Mapping[str, Mapping[str, Reason]] = {
         "RollingOut": Reason("True", "Replicas are being replaced by the current revision."),
         "ReplicasStarting": Reason("True", "Replicas load the model or warm up after a change of the spec."),
         "ScalingDown": Reason("True", "Replicas beyond the wanted number are going away."),
+        "RouterStarting": Reason("True", "Router pods start, or are being replaced, after a change of the spec."),
     },
     "Stalled": {
         "Infeasible": Reason("True", "The pool does not fit: condition Feasible says what would."),

@@ -91,8 +91,7 @@ def plan(
         typer.Option(
             "--output",
             "-o",
-            help="table: the memory arithmetic for people. json: the figures (docs/plan-json.md). "
-            "yaml: the manifests of the engines.",
+            help="table: the memory arithmetic for people. json: the figures (docs/plan-json.md). yaml: the manifests.",
         ),
     ] = PlanFormat.TABLE,
 ) -> None:

@@ -12,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from sglpool.cli.planned import Planned
+from sglpool.render import endpoint, has_router
+from sglpool.render.router_config import max_concurrent_requests
 from sglpool.sizing.pools import SizedGPU
 from sglpool.sizing.text import gigabytes, tokens
 from sglpool.sizing.types import Fit, Line, SizingRequest
@@ -48,6 +50,8 @@ def _print_pool(console: Console, planned: Planned) -> None:
         console.print(_verdict(sized))
     console.print()
     console.print(_summary(planned))
+    if has_router(pool):
+        console.print(_router(planned))
 
 
 def _headline(planned: Planned) -> str:
@@ -131,3 +135,10 @@ def _summary(planned: Planned) -> Text:
         low, high = spec.autoscaling.min_replicas, spec.autoscaling.max_replicas
         return Text(f"Starts with {split} ({gpus} GPUs), then follows the load between {low} and {high} replicas.")
     return Text(f"Replicas: {split} ({gpus} GPUs).")
+
+
+def _router(planned: Planned) -> Text:
+    pool = planned.pool
+    pods = "1 pod" if pool.spec.router.replicas == 1 else f"{pool.spec.router.replicas} pods"
+    most = max_concurrent_requests(pool, planned.sized)
+    return Text(f"Router: {pods}, at most {most} requests on a replica, {endpoint(pool)}")

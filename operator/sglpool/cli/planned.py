@@ -11,9 +11,9 @@ from sglpool.api.base import Manifest
 from sglpool.api.pool import Pool
 from sglpool.api.validate import Problem
 from sglpool.catalog import Catalog, check_argv
-from sglpool.plan.children import expected_children
+from sglpool.plan.children import expected_children, expected_router_children
 from sglpool.plan.replicas import desired_replicas
-from sglpool.render import engine_argv, launch_configmap, scale_manifest, statefulset
+from sglpool.render import engine_argv, has_router, launch_configmap, router_configmap, scale_manifest, statefulset
 from sglpool.sizing.pools import SizedGPU, size_pool
 
 
@@ -76,8 +76,10 @@ class Planned:
         return list(dict.fromkeys(problems))
 
     def manifests(self) -> tuple[Manifest, ...]:
-        """Everything that the operator would apply for the engines, in its order, without owners."""
+        """Everything that the operator would apply, without owners."""
         found = list(expected_children(self.pool))
+        if has_router(self.pool):
+            found += [router_configmap(self.pool, self.sized), *expected_router_children(self.pool, self.sized)]
         for sized in self.sized:
             found += [launch_configmap(self.pool, sized), self._statefulset(sized)]
         return tuple(found if self.in_namespace else map(_without_namespace, found))

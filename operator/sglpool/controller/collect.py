@@ -1,4 +1,4 @@
-"""Deletes launch ConfigMaps that no StatefulSet, pod or ControllerRevision refers to any more.
+"""Deletes ConfigMaps that no StatefulSet, Deployment, pod or ControllerRevision refers to any more.
 
 It runs as the last part of a pool's own reconcile, and only when nothing else is due: nobody else works on the pool
 then, so a ConfigMap that a revert is about to use again cannot be taken from under it. Not here: which pools may have
@@ -12,7 +12,7 @@ from sglpool.api.base import Manifest
 from sglpool.api.pool import Pool
 from sglpool.controller.store import PoolKey
 from sglpool.kube import KubePort
-from sglpool.kube.resources import CONFIGMAPS, CONTROLLER_REVISIONS, PODS, STATEFULSETS
+from sglpool.kube.resources import CONFIGMAPS, CONTROLLER_REVISIONS, DEPLOYMENTS, PODS, STATEFULSETS
 from sglpool.plan.children import stale_configmaps
 
 
@@ -50,7 +50,7 @@ class Collector:
             for item in page
         ]
         users: list[Manifest] = []
-        for resource in (STATEFULSETS, PODS, CONTROLLER_REVISIONS):
+        for resource in (STATEFULSETS, DEPLOYMENTS, PODS, CONTROLLER_REVISIONS):
             users += await self._kube.list(resource, namespace=pool.namespace, label_selector=selector)
         deleted = []
         for stale in stale_configmaps(pool, maps, users):

@@ -13,11 +13,23 @@ from sglpool.api.base import Manifest
 from sglpool.api.pool import Pool
 from sglpool.controller.store import PoolKey, Store
 from sglpool.kube import Conflict, Forbidden, Invalid, KubeError, KubePort, NotFound, resource_for
-from sglpool.kube.resources import CONTROLLER_REVISIONS, PODS, STATEFULSETS
+from sglpool.kube.resources import (
+    CONTROLLER_REVISIONS,
+    DEPLOYMENTS,
+    NETWORK_POLICIES,
+    POD_DISRUPTION_BUDGETS,
+    PODS,
+    ROLE_BINDINGS,
+    ROLES,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    STATEFULSETS,
+)
 from sglpool.plan import (
     AdoptStatefulSet,
     ApplyTemplate,
     CreateStatefulSet,
+    DeleteChild,
     DeleteObject,
     EnsureChild,
     OrphanStatefulSet,
@@ -32,6 +44,18 @@ from sglpool.plan.status import Blocker
 from sglpool.render import scale_manifest
 
 _KINDS = {"Pod": PODS, "StatefulSet": STATEFULSETS}
+_CHILD_KINDS = {
+    resource.kind: resource
+    for resource in (
+        DEPLOYMENTS,
+        NETWORK_POLICIES,
+        POD_DISRUPTION_BUDGETS,
+        ROLE_BINDINGS,
+        ROLES,
+        SERVICE_ACCOUNTS,
+        SERVICES,
+    )
+}
 
 
 class NameConflict(Exception):
@@ -109,7 +133,7 @@ class Executor:
                 await self._adopt(pool, step)
             case OrphanStatefulSet(name=name, uid=uid):
                 await self._orphan(pool, name=name, uid=uid)
-            case DeleteObject():
+            case DeleteObject() | DeleteChild():
                 if not await self._delete(pool, step):
                     return ""
         return _phrase(step)
@@ -178,8 +202,10 @@ class Executor:
             self._store.put_statefulset(existing, _key(pool))
             raise LookAgain
 
-    async def _delete(self, pool: Pool, step: DeleteObject) -> bool:
-        """Delete that incarnation; False if it is gone already."""
+    async def _delete(self, pool: Pool, step: DeleteObject | DeleteChild) -> bool:
+        """Delete that incarnation, or that child; False if it is gone already."""
+        if isinstance(step, DeleteChild):
+            return await self._delete_child(pool, step)
         try:
             return await self._kube.delete(_KINDS[step.kind], namespace=pool.namespace, name=step.name, uid=step.uid)
         except Conflict:
@@ -188,16 +214,37 @@ class Executor:
     async def _ensure_child(self, pool: Pool, manifest: Manifest) -> bool:
         """Apply a child if it is missing or differs; never take one that is somebody else's."""
         changed = True
-        if await self._create_if_free(manifest) is None:
+        live = await self._create_if_free(manifest)
+        if live is None:
             existing = await self._find(pool, manifest)
             if existing is None:
                 raise LookAgain  # it was there for a moment
             _refuse_stranger(existing, manifest, pool)
+            live = existing
             changed = not contains(existing, manifest)
             if changed:
-                await self._kube.apply(manifest, field_manager=names.MANAGER_TEMPLATE)
+                live = await self._kube.apply(manifest, field_manager=names.MANAGER_TEMPLATE)
+        if manifest["kind"] == "Deployment":
+            self._store.put_deployment(live)
         self._store.add_child(_key(pool), manifest["kind"], manifest["metadata"]["name"])
         return changed
+
+    async def _delete_child(self, pool: Pool, step: DeleteChild) -> bool:
+        """Delete a child of that name if it is the pool's; False if it is gone already, or a stranger's."""
+        resource, key = _CHILD_KINDS[step.kind], _key(pool)
+        deleted = False
+        try:
+            existing = await self._kube.get(resource, namespace=pool.namespace, name=step.name)
+            if is_owned(existing, pool):
+                uid = existing["metadata"]["uid"]
+                deleted = await self._kube.delete(resource, namespace=pool.namespace, name=step.name, uid=uid)
+                self._store.bury(key, name=step.name, uid=uid)
+        except NotFound:
+            pass
+        except Conflict as error:  # another one has its name by now
+            raise LookAgain from error
+        self._store.drop_child(key, step.kind, step.name)
+        return deleted
 
     async def _adopt(self, pool: Pool, step: AdoptStatefulSet) -> None:
         """Label pods and revisions of a StatefulSet that was handed over, so that watch and successor see them."""
@@ -281,7 +328,7 @@ def _phrase(step: Step) -> str:
             what = f"{type(step).__name__} {m['metadata']['name']}"
         case EnsureChild(manifest=m):
             what = f"Apply {m['kind']} {m['metadata']['name']}"
-        case DeleteObject(kind=kind, name=name):
+        case DeleteObject(kind=kind, name=name) | DeleteChild(kind=kind, name=name):
             what = f"Delete {kind} {name}"
         case Scale(name=name, replicas=replicas, partition=partition):
             what = f"Scale {name} to {replicas}, partition {partition}"

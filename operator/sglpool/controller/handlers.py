@@ -67,6 +67,10 @@ def build_registry(queue: KeyedQueue[PoolKey], store: Store) -> kopf.OperatorReg
     async def statefulset_event(event: Any, **_: Any) -> None:
         follow(event, store.put_statefulset)
 
+    @kopf.on.event("apps", "v1", "deployments", registry=registry)
+    async def deployment_event(event: Any, **_: Any) -> None:
+        follow(event, store.put_deployment)
+
     @kopf.on.event("v1", "pods", registry=registry)
     async def pod_event(event: Any, **_: Any) -> None:
         follow(event, store.put_pod)
@@ -106,7 +110,7 @@ def build_settings() -> kopf.OperatorSettings:
     # A worker keeps its object's last event until it has idled for so long; the default is 5 s.
     settings.queueing.idle_timeout = 0.1
     settings.execution.max_workers = 1
-    for plural in ("statefulsets", "pods"):
-        group = "apps" if plural == "statefulsets" else ""
+    for plural in ("statefulsets", "deployments", "pods"):
+        group = "" if plural == "pods" else "apps"
         settings.watching.label_selectors[group, "v1", plural] = names.MANAGED_SELECTOR
     return settings

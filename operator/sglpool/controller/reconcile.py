@@ -171,7 +171,7 @@ class Reconciler:
 _OTHERS_FIELDS = frozenset({"load"})
 """Status fields that have another writer."""
 
-_CALM = frozenset({"Pending", "AllReplicasReady", "Parked", "ReplicasStarting", "RollingOut"})
+_CALM = frozenset({"Pending", "AllReplicasReady", "Parked", "ReplicasStarting", "RollingOut", "RouterStarting"})
 """Reasons of condition Ready that need nobody's attention."""
 
 

@@ -6,9 +6,11 @@ line. Not here: what is done about a pool (`reconcile`).
 
 import asyncio
 import contextlib
+import json
 import logging
+import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
@@ -25,15 +27,22 @@ from sglpool.controller.store import PoolKey, Store, pool_key
 from sglpool.kube import Forbidden, KubeError, KubePort, Resource
 from sglpool.kube.resources import (
     CONFIGMAPS,
+    DEPLOYMENTS,
+    NETWORK_POLICIES,
     NODES,
     POD_DISRUPTION_BUDGETS,
     PODS,
     POOLS,
+    ROLE_BINDINGS,
+    ROLES,
     SERVICE_ACCOUNTS,
     SERVICES,
     STATEFULSETS,
 )
-from sglpool.plan.children import expected_children, is_healthy
+from sglpool.plan.children import expected_children, expected_router_children, is_healthy
+from sglpool.plan.observed import controller_uid
+from sglpool.render import has_router
+from sglpool.sizing.pools import size_pool
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,7 +50,15 @@ PERIOD_S = 300.0
 PAGE_SIZE = 50
 """Objects per page: a StatefulSet is 15 kB of JSON, and a whole listing of a thousand must never be in memory."""
 
-_CHILDREN = (SERVICE_ACCOUNTS, SERVICES, POD_DISRUPTION_BUDGETS)
+_CHILDREN = (
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    POD_DISRUPTION_BUDGETS,
+    ROLES,
+    ROLE_BINDINGS,
+    NETWORK_POLICIES,
+    DEPLOYMENTS,
+)
 
 
 @dataclass(slots=True)
@@ -49,12 +66,18 @@ class _Listing:
     """What a full listing found.
 
     Attributes:
+        uids: The uid of every pool.
+        expected: What every shared child should be, packed, by pool, kind and name.
         children: Kind and name of the healthy shared children of every pool.
-        configmaps: Number of launch ConfigMaps by pool.
-        crowded: Pools with more of them than GPU types.
+        surplus: Kind and name of children that are a pool's, and that it does not ask for.
+        configmaps: Number of ConfigMaps by pool.
+        crowded: Pools with more of them than GPU types and router.
     """
 
+    uids: dict[PoolKey, str] = field(default_factory=dict)
+    expected: dict[tuple[PoolKey, str, str], bytes] = field(default_factory=dict)
     children: dict[PoolKey, set[tuple[str, str]]] = field(default_factory=dict)
+    surplus: dict[PoolKey, set[tuple[str, str]]] = field(default_factory=dict)
     configmaps: Counter[PoolKey] = field(default_factory=Counter)
     crowded: set[PoolKey] = field(default_factory=set)
 
@@ -123,34 +146,45 @@ class Resync:
             async for page in self._pages(PODS, namespace):
                 for manifest in page:
                     views.put_pod(manifest)
-        found = await self._read_pools()
+        found = await self._read_pools(views)
         self._store.replace(views, mark=mark)
         pools = [*found.children]
-        self._store.replace_children(found.children)
+        self._store.replace_children(found.children, found.surplus)
         self._collector.mark(found.crowded)
         for key in {*pools, *self._store.keys()}:
             self._queue.add(key, fresh=False)
         self.last_s = self._wall_clock_s()
         self._metrics.resync.set(self.last_s)
 
-    async def _read_pools(self) -> _Listing:
+    async def _read_pools(self, views: Store) -> _Listing:
         """Pools, their healthy children and their ConfigMaps; of whole objects never more than a page is kept."""
         found = _Listing()
         for namespace in self._namespaces:
             async for page in self._pages(CONFIGMAPS, namespace, metadata_only=True):
                 found.configmaps.update(key for manifest in page if (key := pool_key(manifest)) is not None)
-            expected: dict[tuple[PoolKey, str, str], Manifest] = {}
             async for page in self._kube.pages(POOLS, namespace=namespace, page_size=PAGE_SIZE):
                 for pool in _parsed(page):
-                    key = (pool.namespace, pool.name)
-                    found.children[key] = set()
-                    expected |= {(key, c["kind"], c["metadata"]["name"]): c for c in expected_children(pool)}
-                    if found.configmaps[key] > len(pool.spec.gpus):
-                        found.crowded.add(key)
+                    self._expect(pool, found)
             for resource in _CHILDREN:
                 async for page in self._pages(resource, namespace):
-                    _judge(page, expected, found.children)
+                    _judge(page, found)
+                    if resource is DEPLOYMENTS:
+                        for manifest in page:
+                            views.put_deployment(manifest)
+            found.expected.clear()
         return found
+
+    def _expect(self, pool: Pool, found: _Listing) -> None:
+        """Note what a pool's children should be."""
+        key = (pool.namespace, pool.name)
+        found.uids[key], found.children[key] = pool.uid, set()
+        if found.configmaps[key] > len(pool.spec.gpus) + has_router(pool):
+            found.crowded.add(key)
+        children = [*expected_children(pool)]
+        if has_router(pool):
+            sized = size_pool(pool, self._catalog, node_memory_bytes=self._node_memory_bytes, hicache_bytes={})
+            children += expected_router_children(pool, sized)
+        found.expected |= {(key, c["kind"], c["metadata"]["name"]): _pack(c) for c in children}
 
     async def _read_nodes(self) -> None:
         """Allocatable memory by GPU type; without the right to read nodes the catalogue's figures stand."""
@@ -187,16 +221,25 @@ def _parsed(page: Iterable[Manifest]) -> Iterator[Pool]:
             yield parse_pool(manifest)
 
 
-def _judge(
-    page: Iterable[Manifest],
-    expected: Mapping[tuple[PoolKey, str, str], Manifest],
-    healthy: dict[PoolKey, set[tuple[str, str]]],
-) -> None:
-    """Note which children of a page are as they should be."""
+def _judge(page: Iterable[Manifest], found: _Listing) -> None:
+    """Note which children of a page are as they should be, and which of them nobody asks for."""
     for manifest in page:
         key, kind, name = pool_key(manifest), manifest["kind"], manifest["metadata"]["name"]
-        if key is None:
+        if key is None or key not in found.uids:
             continue
-        desired = expected.get((key, kind, name))
-        if desired is not None and is_healthy(manifest, desired):
-            healthy[key].add((kind, name))
+        packed = found.expected.get((key, kind, name))
+        if packed is None:
+            if controller_uid(manifest["metadata"]) == found.uids[key]:
+                found.surplus.setdefault(key, set()).add((kind, name))
+        elif is_healthy(manifest, _unpack(packed)):
+            found.children[key].add((kind, name))
+
+
+def _pack(manifest: Manifest) -> bytes:
+    """A manifest as few bytes: a thousand pools' worth of them waits for the listings of their children."""
+    return zlib.compress(json.dumps(manifest).encode(), level=1)
+
+
+def _unpack(packed: bytes) -> Manifest:
+    manifest: Manifest = json.loads(zlib.decompress(packed))
+    return manifest

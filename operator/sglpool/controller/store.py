@@ -1,21 +1,23 @@
-"""What the watches have told us: small views of StatefulSets and pods, by pool.
+"""What the watches have told us: small views of StatefulSets, Deployments and pods, by pool.
 
 The operator's informer cache, with one guarantee that kopf's own indexes lack: a full listing replaces it, so an
 object whose deletion was missed lives here no longer than until the next resync. Not here: pools, which every
 reconcile reads live.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sglpool.api import names
 from sglpool.api.base import Manifest
-from sglpool.plan import Observed, ObservedPod, ObservedStatefulSet, Refusal
+from sglpool.plan import Observed, ObservedDeployment, ObservedPod, ObservedStatefulSet, Refusal
 
 PoolKey = tuple[str, str]
 """Namespace and name of a pool."""
 
-View = ObservedStatefulSet | ObservedPod
+_ROUTER_COMPONENTS = frozenset({names.COMPONENT_ROUTER, names.COMPONENT_STORE})
+
+View = ObservedStatefulSet | ObservedDeployment | ObservedPod
 
 
 @dataclass(slots=True)
@@ -28,8 +30,14 @@ class _Entry:
 @dataclass(slots=True)
 class _PoolEntries:
     statefulsets: dict[str, _Entry] = field(default_factory=dict)
+    deployments: dict[str, _Entry] = field(default_factory=dict)
     pods: dict[str, _Entry] = field(default_factory=dict)
     children: frozenset[tuple[str, str]] = frozenset()
+    surplus: frozenset[tuple[str, str]] = frozenset()
+
+    def kinds(self) -> tuple[dict[str, _Entry], ...]:
+        """What is watched, kind by kind."""
+        return self.statefulsets, self.deployments, self.pods
 
 
 def pool_key(manifest: Manifest) -> PoolKey | None:
@@ -63,6 +71,13 @@ class Store:
             return False
         return self._put(self._entries(key).statefulsets, manifest, ObservedStatefulSet.from_manifest)
 
+    def put_deployment(self, manifest: Manifest) -> bool:
+        """Remember a Deployment as it is now; whether that changed anything the planner looks at."""
+        key = pool_key(manifest)
+        if key is None or manifest["metadata"]["uid"] in self._buried:
+            return False
+        return self._put(self._entries(key).deployments, manifest, ObservedDeployment.from_manifest)
+
     def put_pod(self, manifest: Manifest) -> bool:
         """Remember a pod as it is now; whether that changed anything the planner looks at."""
         key = pool_key(manifest)
@@ -81,7 +96,7 @@ class Store:
         self._seq += 1
         self._buried[uid] = self._seq
         entries = self._pools.get(key)
-        for views in (entries.statefulsets, entries.pods) if entries else ():
+        for views in entries.kinds() if entries else ():
             entry = views.get(name)
             if entry is not None and entry.view.uid == uid:
                 del views[name]
@@ -90,7 +105,7 @@ class Store:
     def forget_pool(self, key: PoolKey) -> None:
         """Forget the shared children of a pool that is gone; its StatefulSets and pods report their own end."""
         if key in self._pools:
-            self._pools[key].children = frozenset()
+            self._pools[key].children = self._pools[key].surplus = frozenset()
             self._tidy(key)
 
     def replace(self, listing: "Store", *, mark: int) -> None:
@@ -104,6 +119,7 @@ class Store:
             mine = self._entries(key)
             fresh = listing._pools.get(key) or _PoolEntries()
             self._merge(mine.statefulsets, fresh.statefulsets, mark)
+            self._merge(mine.deployments, fresh.deployments, mark)
             self._merge(mine.pods, fresh.pods, mark)
             self._tidy(key)
         self._buried = {uid: seq for uid, seq in self._buried.items() if seq > mark}
@@ -118,16 +134,29 @@ class Store:
                 self._seq += 1
                 mine[name] = _Entry(entry.view, entry.version, self._seq)
 
-    def replace_children(self, children: dict[PoolKey, set[tuple[str, str]]]) -> None:
-        """Take over which shared children exist, by pool, as kind and name."""
-        for key in {*self._pools, *children}:
-            self._entries(key).children = frozenset(children.get(key, ()))
+    def replace_children(
+        self,
+        children: Mapping[PoolKey, Iterable[tuple[str, str]]],
+        surplus: Mapping[PoolKey, Iterable[tuple[str, str]]],
+    ) -> None:
+        """Take over which shared children are as they should be, and which nobody asks for, as kind and name."""
+        for key in {*self._pools, *children, *surplus}:
+            entries = self._entries(key)
+            entries.children = frozenset(children.get(key, ()))
+            entries.surplus = frozenset(surplus.get(key, ()))
             self._tidy(key)
 
     def add_child(self, key: PoolKey, kind: str, name: str) -> None:
         """Remember that a shared child was applied."""
         entries = self._entries(key)
         entries.children |= {(kind, name)}
+
+    def drop_child(self, key: PoolKey, kind: str, name: str) -> None:
+        """Remember that a shared child is gone."""
+        entries = self._entries(key)
+        entries.children -= {(kind, name)}
+        entries.surplus -= {(kind, name)}
+        self._tidy(key)
 
     def keys(self) -> list[PoolKey]:
         """Pools that have children."""
@@ -142,12 +171,16 @@ class Store:
     def observed(self, key: PoolKey, refusals: dict[str, Refusal]) -> Observed:
         """Everything known of one pool's children."""
         entries = self._pools.get(key) or _PoolEntries()
+        pods = [e.view for e in entries.pods.values() if isinstance(e.view, ObservedPod)]
         return Observed(
             statefulsets=tuple(
                 e.view for e in entries.statefulsets.values() if isinstance(e.view, ObservedStatefulSet)
             ),
-            pods=tuple(e.view for e in entries.pods.values() if isinstance(e.view, ObservedPod)),
+            pods=tuple(pod for pod in pods if pod.component not in _ROUTER_COMPONENTS),
+            router_pods=tuple(pod for pod in pods if pod.component in _ROUTER_COMPONENTS),
+            deployments=tuple(e.view for e in entries.deployments.values() if isinstance(e.view, ObservedDeployment)),
             children=entries.children,
+            surplus=entries.surplus,
             refusals=refusals,
         )
 
@@ -168,5 +201,5 @@ class Store:
 
     def _tidy(self, key: PoolKey) -> None:
         entries = self._pools.get(key)
-        if entries and not (entries.statefulsets or entries.pods or entries.children):
+        if entries and not (any(entries.kinds()) or entries.children or entries.surplus):
             del self._pools[key]

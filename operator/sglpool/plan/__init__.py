@@ -3,12 +3,13 @@
 `make_plan` is the entry. Nothing here does I/O or knows the time; applying a plan is `controller.execute`.
 """
 
-from sglpool.plan.observed import Observed, ObservedPod, ObservedStatefulSet, Refusal
+from sglpool.plan.observed import Observed, ObservedDeployment, ObservedPod, ObservedStatefulSet, Refusal
 from sglpool.plan.planner import Plan, make_plan
 from sglpool.plan.steps import (
     AdoptStatefulSet,
     ApplyTemplate,
     CreateStatefulSet,
+    DeleteChild,
     DeleteObject,
     EnsureChild,
     OrphanStatefulSet,
@@ -22,9 +23,11 @@ __all__ = [
     "AdoptStatefulSet",
     "ApplyTemplate",
     "CreateStatefulSet",
+    "DeleteChild",
     "DeleteObject",
     "EnsureChild",
     "Observed",
+    "ObservedDeployment",
     "ObservedPod",
     "ObservedStatefulSet",
     "OrphanStatefulSet",

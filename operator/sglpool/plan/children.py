@@ -4,18 +4,24 @@ A child carries the hash of what was rendered. A live object that differs from o
 changed by hand and is put right; one with another hash was rendered by another sglpool version and is left alone.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from sglpool.api import names
 from sglpool.api.base import Manifest
 from sglpool.api.pool import Pool
 from sglpool.plan.observed import controller_uid
-from sglpool.render import children_hash, shared_children
+from sglpool.render import children_hash, router_children, shared_children
+from sglpool.sizing.pools import SizedGPU
 
 
 def expected_children(pool: Pool) -> tuple[Manifest, ...]:
     """Shared children as they are applied, each with its hash."""
     return tuple(_with_hash(child) for child in shared_children(pool))
+
+
+def expected_router_children(pool: Pool, sized: Sequence[SizedGPU]) -> tuple[Manifest, ...]:
+    """Children of the router as they are applied, each with its hash; its ConfigMap goes with its Deployment."""
+    return tuple(_with_hash(child) for child in router_children(pool, sized))
 
 
 def is_healthy(live: Manifest, desired: Manifest) -> bool:
@@ -31,20 +37,32 @@ def is_healthy(live: Manifest, desired: Manifest) -> bool:
 
 
 def stale_configmaps(pool: Pool, live: Iterable[Manifest], users: Iterable[Manifest]) -> list[Manifest]:
-    """Launch ConfigMaps of the pool that no StatefulSet, pod or ControllerRevision refers to.
+    """ConfigMaps of the pool's engines and routers that nothing refers to.
 
     Args:
         pool: The pool.
         live: ConfigMaps that carry its label; metadata is enough.
-        users: StatefulSets, pods and ControllerRevisions of the pool, whole.
+        users: StatefulSets, Deployments, pods and ControllerRevisions of the pool, whole.
     """
-    prefix = names.launch_configmap_name(pool.name, "")
+    users = tuple(users)
+    prefixes = [names.launch_configmap_name(pool.name, "")]
+    if not any(_is_replacing(user) for user in users):
+        prefixes.append(names.router_configmap_name(pool.name, ""))
     used = {name for user in users for name in _configmaps_in(user)}
     return [
         m
         for m in live
-        if m["metadata"]["name"].startswith(prefix) and m["metadata"]["name"] not in used and is_owned(m, pool)
+        if m["metadata"]["name"].startswith(tuple(prefixes)) and m["metadata"]["name"] not in used and is_owned(m, pool)
     ]
+
+
+def _is_replacing(user: Manifest) -> bool:
+    """Whether it is a Deployment that still keeps pods of an old revision: its old ReplicaSet may start one anew."""
+    if user.get("kind") != "Deployment":
+        return False
+    status = user.get("status") or {}
+    behind = status.get("observedGeneration", 0) < user["metadata"].get("generation", 0)
+    return bool(behind or status.get("replicas", 0) > status.get("updatedReplicas", 0))
 
 
 def is_owned(manifest: Manifest, pool: Pool) -> bool:

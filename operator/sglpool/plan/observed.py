@@ -94,14 +94,15 @@ class ObservedStatefulSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedPod:
-    """One engine pod.
+    """One pod of an engine, or of a router, which has no ordinal, GPU type and revision.
 
     Attributes:
         name: metadata.name.
         uid: metadata.uid.
+        component: Its component label.
         ordinal: Its number in the StatefulSet.
         gpu_type: Its GPU type label.
-        owner_uid: uid of its StatefulSet, empty for an orphan.
+        owner_uid: uid of its controller, empty for an orphan.
         revision: Its controller-revision-hash label.
         ready: Whether condition Ready is True and it is not going away.
         terminating: Whether a deletion timestamp is set.
@@ -119,6 +120,7 @@ class ObservedPod:
 
     name: str
     uid: str
+    component: str
     ordinal: int
     gpu_type: str
     owner_uid: str
@@ -148,6 +150,7 @@ class ObservedPod:
         return cls(
             name=metadata["name"],
             uid=metadata["uid"],
+            component=labels.get(names.LABEL_COMPONENT, ""),
             ordinal=names.ordinal_of(metadata["name"]),
             gpu_type=labels.get(names.LABEL_GPU, ""),
             owner_uid=controller_uid(metadata),
@@ -163,6 +166,58 @@ class ObservedPod:
             last_exit=ended[-1].get("exitCode") if ended else None,
             last_words=_last_words(ended[-1].get("message", "")) if ended else "",
             oom_killed=any(e.get("reason") == "OOMKilled" for e in ended),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedDeployment:
+    """One Deployment: a router, or the store of one.
+
+    Attributes:
+        name: metadata.name.
+        uid: metadata.uid.
+        owner_uid: uid of its controller, empty without one.
+        spec_hash: What of the spec it was rendered from.
+        render_hash: Hash of the rendered object.
+        caught_up: Whether its controller has seen the current generation; before that its status lies.
+        total: Pods that are not going away, of all revisions.
+        updated: Those of the current one.
+        ready: Ready pods, of all revisions.
+        refused: Why the API server refuses its pods, empty if it does not.
+        late: What its controller says when it took too long, else empty.
+    """
+
+    name: str
+    uid: str
+    owner_uid: str
+    spec_hash: str
+    render_hash: str
+    caught_up: bool
+    total: int
+    updated: int
+    ready: int
+    refused: str
+    late: str
+
+    @classmethod
+    def from_manifest(cls, manifest: Manifest) -> "ObservedDeployment":
+        """Read one from the API server's JSON."""
+        metadata, status = manifest["metadata"], manifest.get("status") or {}
+        annotations = metadata.get("annotations") or {}
+        conditions = {c["type"]: c for c in status.get("conditions") or ()}
+        failure, progress = conditions.get("ReplicaFailure") or {}, conditions.get("Progressing") or {}
+        return cls(
+            name=metadata["name"],
+            uid=metadata["uid"],
+            owner_uid=controller_uid(metadata),
+            spec_hash=annotations.get(names.ANNOTATION_SPEC_HASH, ""),
+            render_hash=annotations.get(names.ANNOTATION_RENDER_HASH, ""),
+            caught_up=status.get("observedGeneration", 0) >= metadata.get("generation", 0),
+            total=status.get("replicas", 0),
+            updated=status.get("updatedReplicas", 0),
+            ready=status.get("readyReplicas", 0),
+            refused=failure.get("message", "") if failure.get("status") == "True" else "",
+            late=progress.get("message", "") if progress.get("status") == "False" else "",
         )
 
 
@@ -190,13 +245,19 @@ class Observed:
     Attributes:
         statefulsets: Its StatefulSets, and strangers that have one of its names.
         pods: Its engine pods.
+        router_pods: The pods of its routers.
+        deployments: Its Deployments, and strangers that carry its label.
         children: Kind and name of the shared children that exist, are the pool's and are as they should be.
+        surplus: Kind and name of children that are the pool's and that its spec does not ask for.
         refusals: Why pods are missing, by StatefulSet, where known.
     """
 
     statefulsets: tuple[ObservedStatefulSet, ...] = ()
     pods: tuple[ObservedPod, ...] = ()
+    router_pods: tuple[ObservedPod, ...] = ()
+    deployments: tuple[ObservedDeployment, ...] = ()
     children: frozenset[tuple[str, str]] = frozenset()
+    surplus: frozenset[tuple[str, str]] = frozenset()
     refusals: Mapping[str, Refusal]
 
     def statefulset(self, name: str) -> ObservedStatefulSet | None:

@@ -14,6 +14,7 @@ from sglpool.plan.children import expected_children
 from sglpool.plan.observed import Observed, ObservedStatefulSet
 from sglpool.plan.replicas import desired_replicas
 from sglpool.plan.rollout import next_partition, pods_to_replace
+from sglpool.plan.router import router_steps
 from sglpool.plan.steps import (
     AdoptStatefulSet,
     ApplyTemplate,
@@ -59,18 +60,21 @@ def make_plan(pool: Pool, sized: Sequence[SizedGPU], observed: Observed) -> Plan
     desired = desired_replicas(pool.spec, current, frozen=not may_render)
     stages: list[list[Step]] = []
     for one in sized:
-        own = _plan_type(pool, one, desired[one.entry.type], observed, may_render=may_render)
-        for index, stage in enumerate(own):
-            if index == len(stages):
-                stages.append([])
-            stages[index].extend(stage)
-    first = [
-        *(_removed_types(pool, observed) if may_render else ()),
-        *(_children(pool, observed) if may_render or current else ()),
-    ]
-    if first:
-        stages = [[*(stages[0] if stages else []), *first], *stages[1:]]
+        _side_by_side(stages, _plan_type(pool, one, desired[one.entry.type], observed, may_render=may_render))
+    if may_render:
+        _side_by_side(stages, [_removed_types(pool, observed)])
+    if may_render or current:
+        _side_by_side(stages, [_children(pool, observed)])
+        _side_by_side(stages, router_steps(pool, sized, observed))
     return Plan(stages=tuple(tuple(stage) for stage in stages if stage), desired=desired)
+
+
+def _side_by_side(stages: list[list[Step]], more: Sequence[Sequence[Step]]) -> None:
+    """Add the stages of one part to those of the others."""
+    for index, stage in enumerate(more):
+        if index == len(stages):
+            stages.append([])
+        stages[index].extend(stage)
 
 
 def _plan_type(pool: Pool, sized: SizedGPU, replicas: int, observed: Observed, *, may_render: bool) -> list[list[Step]]:

@@ -59,6 +59,27 @@ def deadline_s(pool: Pool, pods: Iterable[ObservedPod], *, now_s: float) -> floa
     return min((wait for wait in waits if wait > 0), default=None)
 
 
+def router_pod_problem(pods: Iterable[ObservedPod]) -> str:
+    """What keeps a router pod from becoming ready, and the remedy; empty when it is only a matter of time."""
+    for pod in sorted(pods, key=lambda pod: pod.name):
+        if pod.ready or pod.terminating:
+            continue
+        reason, words = pod.waiting
+        if reason in _IMAGE_REASONS:
+            return (
+                f"{pod.name}: image {words} cannot be pulled. Correct router.image or router.envoyImage, or add "
+                "template.imagePullSecrets."
+            )
+        if reason in _CONFIG_REASONS:
+            return f"{pod.name}: its container cannot be made: {words}."
+        if reason == "CrashLoopBackOff" or pod.restarts >= CRASH_RESTARTS:
+            said = f': "{pod.last_words}"' if pod.last_words else ""
+            return f"{pod.name}: a container ends again and again{said}. Read its log."
+        if pod.unschedulable and not pod.node:
+            return f"{pod.name} finds no node: {pod.unschedulable}"
+    return ""
+
+
 def schedule_problem(pods: Iterable[ObservedPod]) -> Problem | None:
     """Why the scheduler finds no node for a pod, told apart by what the user can do about it."""
     waiting = [pod for pod in pods if pod.unschedulable and not (pod.node or pod.terminating)]

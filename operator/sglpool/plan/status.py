@@ -15,6 +15,8 @@ from sglpool.plan.observed import Observed, ObservedPod
 from sglpool.plan.planner import template_outdated
 from sglpool.plan.problems import Problem, pod_problem, schedule_problem
 from sglpool.plan.rollout import rolling_out
+from sglpool.plan.router import RouterState, router_state
+from sglpool.render import endpoint
 from sglpool.sizing.pools import SizedGPU
 
 
@@ -41,6 +43,7 @@ class _Facts:
         feasible: Condition Feasible.
         problem: What is wrong with pods on their nodes.
         unscheduled: Why pods find no node.
+        router: How the router does, None without one.
     """
 
     pool: Pool
@@ -53,6 +56,7 @@ class _Facts:
     feasible: Condition
     problem: Problem | None
     unscheduled: Problem | None
+    router: RouterState | None
 
     @property
     def steady(self) -> bool:
@@ -96,6 +100,7 @@ def make_status(
         feasible=_feasible(sized),
         problem=pod_problem(pool, live, now_s=now_s),
         unscheduled=schedule_problem(live),
+        router=router_state(pool, sized, observed),
     )
     conditions = [c for chain in _CHAINS for c in (chain(facts),) if c is not None]
     status: Manifest = {
@@ -106,7 +111,7 @@ def make_status(
         "replicas": len(live),
         "readyReplicas": sum(p.ready for p in live),
         "selector": names.pool_selector(pool.name),
-        "endpoint": f"http://{names.engine_name(pool.name)}.{pool.namespace}.svc:{names.ENGINE_PORT}/v1",
+        "endpoint": endpoint(pool),
         "gpus": _gpu_statuses(pool, sized, observed, desired),
         "summary": {"ready": f"{facts.ready}/{facts.wanted}", "gpus": _gpu_summary(live)},
     }
@@ -155,16 +160,24 @@ def _ready(facts: _Facts) -> Condition:
     for problem in (facts.problem, facts.unscheduled):
         if problem:
             return Condition("Ready", problem.reason, problem.message)
+    if facts.router and _router_down(facts, facts.router):
+        return Condition("Ready", "RouterUnavailable", _router_words(facts.router))
     if facts.rolling:
         return Condition("Ready", "RollingOut", f"{_counts(facts)}; replicas are being replaced one after another.")
     if facts.ready < facts.wanted:
         return Condition("Ready", "ReplicasStarting", f"{_counts(facts)}; the others load the model or warm up.")
+    if facts.router and facts.router.moving and facts.router.trouble:
+        return Condition("Ready", "RouterStuck", _router_words(facts.router))
+    if facts.router and _router_moves(facts.router):
+        return Condition("Ready", "RouterStarting", _router_words(facts.router))
     if facts.wanted == 0:
         return Condition("Ready", "Parked", "No replica is wanted: replicas is 0.")
     return Condition("Ready", "AllReplicasReady", f"{_counts(facts)}.")
 
 
 def _available(facts: _Facts) -> Condition:
+    if facts.serving and facts.router and not facts.router.ready:
+        return Condition("Available", "RouterUnavailable", _router_words(facts.router))
     if facts.serving:
         return Condition("Available", "MinimumReplicasAvailable", "At least one replica is ready.")
     if facts.wanted == 0:
@@ -180,7 +193,24 @@ def _moving(facts: _Facts) -> tuple[str, str] | None:
         return "ReplicasStarting", "Replicas load the model or warm up."
     if facts.surplus:
         return "ScalingDown", "Replicas beyond the wanted number are going away."
+    if facts.router and _router_moves(facts.router):
+        return "RouterStarting", "Router pods start, or are being replaced."
     return None
+
+
+def _router_moves(router: RouterState) -> bool:
+    """Whether the router is not yet what the spec says, or not there at all."""
+    return router.moving or not router.ready
+
+
+def _router_down(facts: _Facts, router: RouterState) -> bool:
+    """Whether clients get no answer for want of a router, other than in a pool's first minute."""
+    return not router.ready and bool(router.trouble or facts.steady)
+
+
+def _router_words(router: RouterState) -> str:
+    counts = f"{router.ready} of {router.wanted} router pods are ready"
+    return f"{counts}. {router.trouble}" if router.trouble else f"{counts}."
 
 
 def _progressing(facts: _Facts) -> Condition:
@@ -190,6 +220,8 @@ def _progressing(facts: _Facts) -> Condition:
         return Condition("Progressing", facts.problem.reason, facts.problem.message)
     if facts.unscheduled:
         return Condition("Progressing", "Unschedulable", facts.unscheduled.message)
+    if facts.router and facts.router.trouble and _router_moves(facts.router):
+        return Condition("Progressing", "RouterStuck", facts.router.trouble)
     moving = _moving(facts)
     if moving is None:
         return Condition("Progressing", "Complete", "Nothing is left to do.")
@@ -200,6 +232,17 @@ def _scheduled(facts: _Facts) -> Condition:
     if facts.unscheduled:
         return Condition("Scheduled", facts.unscheduled.reason, facts.unscheduled.message)
     return Condition("Scheduled", "AllPodsScheduled", "Every pod has a node.")
+
+
+def _router_ready(facts: _Facts) -> Condition | None:
+    if facts.router is None:
+        return None
+    words = _router_words(facts.router)
+    if facts.router.ready:
+        return Condition("RouterReady", "RouterAvailable", words)
+    return Condition(
+        "RouterReady", "RouterUnavailable" if _router_down(facts, facts.router) else "RouterStarting", words
+    )
 
 
 def _scaling_active(facts: _Facts) -> Condition:
@@ -227,6 +270,7 @@ _CHAINS = (
     _progressing,
     _scheduled,
     lambda facts: facts.feasible,
+    _router_ready,
     _scaling_active,
     _reconciling,
     _stalled,

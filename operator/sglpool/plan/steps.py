@@ -43,7 +43,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsureChild:
-    """Apply a Service, ServiceAccount, PodDisruptionBudget or ConfigMap."""
+    """Apply a child that is no StatefulSet."""
 
     manifest: Manifest
     reason: str
@@ -56,6 +56,15 @@ class DeleteObject:
     kind: str
     name: str
     uid: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteChild:
+    """Delete a shared child by its name, if it is the pool's."""
+
+    kind: str
+    name: str
     reason: str
 
 
@@ -98,6 +107,7 @@ Step = (
     | Scale
     | EnsureChild
     | DeleteObject
+    | DeleteChild
     | AdoptStatefulSet
     | OrphanStatefulSet
     | RecreateStatefulSet

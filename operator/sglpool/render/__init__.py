@@ -8,13 +8,19 @@ from sglpool.render.argv import engine_argv
 from sglpool.render.children import shared_children
 from sglpool.render.configmap import launch_configmap
 from sglpool.render.hashes import children_hash, content_hash, spec_hash
+from sglpool.render.router import endpoint, has_router, router_children, router_configmap, router_hash
 from sglpool.render.statefulset import scale_manifest, statefulset
 
 __all__ = [
     "children_hash",
     "content_hash",
+    "endpoint",
     "engine_argv",
+    "has_router",
     "launch_configmap",
+    "router_children",
+    "router_configmap",
+    "router_hash",
     "scale_manifest",
     "shared_children",
     "spec_hash",

@@ -52,7 +52,7 @@ def _pod_spec(replica: Replica, *, argv: tuple[str, ...], configmap_name: str) -
         "terminationGracePeriodSeconds": deadlines.termination_grace_period_s(),
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "affinity": _affinity(replica),
-        "tolerations": _tolerations(template.tolerations),
+        "tolerations": tolerations(template.tolerations),
         "initContainers": [_weights_container(replica, volumes)],
         "containers": [_engine_container(replica, argv, volumes)],
         "volumes": [volume.volume() for volume in volumes],
@@ -175,7 +175,8 @@ def _affinity(replica: Replica) -> Manifest:
     return affinity
 
 
-def _tolerations(extra: tuple[Toleration, ...]) -> list[Manifest]:
+def tolerations(extra: tuple[Toleration, ...]) -> list[Manifest]:
+    """The GPU nodes' taint, and what the user added."""
     own: Manifest = {"key": GPU_TAINT, "operator": "Exists", "effect": "NoSchedule"}
     given = (toleration.model_dump(mode="json", by_alias=True, exclude_none=True) for toleration in extra)
     return [own, *(toleration for toleration in given if toleration != own)]

@@ -25,3 +25,25 @@ def binary_quantity(size_bytes: int) -> str:
         size //= 1024
         suffixes.pop(0)
     return f"{size}{suffixes[0]}"
+
+
+def canonical_amount(value: str | int) -> str:
+    """An amount as the API server writes it back: `1000m` as `1`, `1024Mi` as `1Gi`, `1.5Gi` as `1536Mi`.
+
+    A text that is no quantity stays as it is.
+    """
+    number, text = amount(value), str(value).strip()
+    if number is None:
+        return text
+    binary = text.endswith("i")
+    if number == 0:
+        return "0"
+    if not binary and number != int(number):
+        return f"{-int(-number * 1000 // 1)}m"
+    whole, step = -int(-number // 1), 1024 if binary else 1000
+    suffixes = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"] if binary else ["", "k", "M", "G", "T", "P", "E"]
+    power = 0
+    while whole % step == 0 and power + 1 < len(suffixes):
+        whole //= step
+        power += 1
+    return f"{whole}{suffixes[power]}"
