@@ -1,6 +1,6 @@
 """Other people's policies behind the same interface, so that the simulator and the benchmarks can compare.
 
-Each keeps to the same limits: only replicas that may be chosen and have room. None learns from usage, none has a budget.
+Each keeps to the same limits: only replicas that may be chosen and have room. None has a budget of moves.
 Not here: the product's policy (`policy`).
 """
 

@@ -39,7 +39,7 @@ def decide(s: Situation) -> Decision:
 
 
 def refusal(s: Situation) -> Decision:
-    """Refuse: nobody may take it. Where replicas exist it is worth asking again, spread so that clients do not come at once."""
+    """Refuse: nobody may take it. Where replicas are able, Retry-After is spread, lest all come back at once."""
     alive = sum(1 for replica in s.replicas.values() if can_serve(replica))
     wait_s = s.config.retry_after_s * (1.0 + s.rng.random()) if alive else 0.0
     inputs = {"replicas": float(len(s.replicas)), "able": float(alive)}
@@ -107,8 +107,7 @@ def _spill(s: Situation, home: Replica) -> Decision | None:
 
 def _drain(s: Situation, home: Replica) -> Decision | None:
     """Rule 4: at the deadline of a draining home the conversation moves, if anybody can take it."""
-    deadline_s = home.drain_deadline_s
-    if not home.draining or deadline_s is None or s.now_s < deadline_s:
+    if not _is_overdue(s, home):
         return None
     best, second = choice.next_best(s, home)
     if best is None:
@@ -144,11 +143,12 @@ def _without_store(s: Situation) -> Decision:
     """
     home = s.home
     if s.conversation is not None and home is not None and can_serve(home):
-        if s.conversation.running_on(home.uid) >= s.config.thick_requests and not _is_overdue(s, home):
-            return _by_hash(s, home, Rule.THICK) or _closed(s, home) or _stay(s, home)
+        leaves: Decision | None = None
         if _is_overdue(s, home):
-            return _by_hash(s, home, Rule.DRAIN_MOVE) or _closed(s, home) or _stay(s, home)
-        return _closed(s, home) or _stay(s, home)
+            leaves = _by_hash(s, home, Rule.RENDEZVOUS)
+        elif s.conversation.running_on(home.uid) >= s.config.thick_requests:
+            leaves = _by_hash(s, home, Rule.THICK)
+        return leaves or _closed(s, home) or _stay(s, home)
     return _by_hash(s, None, Rule.RENDEZVOUS) or refusal(s)
 
 

@@ -1,0 +1,437 @@
+"""Each rule of the routing policy on a small pool: when it decides, when it does not, and what the decision says."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from sglpool.routing.policy import lapse, pick, release
+from sglpool.routing.state import RoutingState
+from sglpool.routing.types import DEFAULT_CONFIG, ConversationKey, Decision, Outcome, PickRequest, Replica, Rule
+
+KEY = ConversationKey("session", "main")
+LONG = 400_000
+"""Bytes of a request of 100k tokens."""
+
+
+class Pool:
+    """Three replicas, a router, and a clock that the test moves."""
+
+    def __init__(self, *uids: str, **fields: object) -> None:
+        self.replicas = {uid: Replica(uid=uid, address=f"10.0.0.1:{uid}", **fields) for uid in uids or "abc"}  # type: ignore[arg-type]
+        self.state = RoutingState()
+        self.rng = random.Random(3)
+        self.now_s = 10_000.0
+
+    def pick(self, body_bytes: int = LONG, key: ConversationKey | None = KEY) -> Decision:
+        request = PickRequest(key, body_bytes, "fallback" if key is None else f"{key.session}/{key.conversation}")
+        return pick(self.state, request, self.replicas, self.now_s, self.rng)
+
+    def release(self, uid: str, body_bytes: int = LONG, key: ConversationKey | None = KEY, **more: object) -> None:
+        fields: dict[str, object] = {"prompt_tokens": body_bytes // 4, "completion_tokens": 500, "finish": "tool_calls"}
+        outcome = Outcome(key=key, replica_uid=uid, body_bytes=body_bytes, **(fields | more))  # type: ignore[arg-type]
+        release(self.state, self.replicas, outcome, self.now_s)
+
+    def turn(self, body_bytes: int = LONG, key: ConversationKey | None = KEY, **more: object) -> Decision:
+        """A whole request: pick, some seconds, release."""
+        decision = self.pick(body_bytes, key)
+        assert decision.home is not None
+        self.now_s += 5
+        self.release(decision.home, body_bytes, key, **more)
+        return decision
+
+    def settle(self, uid: str, body_bytes: int = LONG) -> Replica:
+        """Give the conversation a warm home."""
+        for other in self.replicas.values():
+            other.healthy = other.uid == uid
+        self.turn(body_bytes)
+        for other in self.replicas.values():
+            other.healthy = True
+        return self.replicas[uid]
+
+
+def test_a_new_conversation_goes_to_the_lowest_score() -> None:
+    pool = Pool()
+    pool.replicas["a"].others_in_flight = 2
+    pool.replicas["b"].others_in_flight = 1
+    decision = pool.pick()
+    assert (decision.home, decision.second, decision.rule) == ("c", "b", Rule.NEW)
+    assert not decision.moved
+    assert decision.inputs["load_next"] == 0
+
+
+def test_kv_in_use_counts_as_up_to_one_request() -> None:
+    pool = Pool("a", "b", kv_total_tokens=100)
+    pool.replicas["a"].kv_used_tokens = 90
+    assert pool.pick().home == "b"
+
+
+def test_a_conversation_that_waits_for_its_tools_counts_for_a_minute() -> None:
+    pool = Pool("a", "b")
+    pool.settle("a")
+    pool.replicas["b"].kv_total_tokens = 100
+    pool.replicas["b"].kv_used_tokens = 30
+    other = ConversationKey("other", "")
+    assert pool.turn(key=other).home == "b"
+    pool.now_s += DEFAULT_CONFIG.idle_pending_s
+    third = ConversationKey("third", "")
+    assert pool.turn(key=third).home == "a"
+
+
+@pytest.mark.parametrize("finish", ["stop", "length", "abort"])
+def test_a_conversation_that_waits_for_its_user_does_not_count(finish: str) -> None:
+    pool = Pool("a", "b")
+    home = pool.turn(finish=finish).home
+    assert home is not None
+    assert pool.state.pending_on(home) == 0
+
+
+def test_ties_go_to_the_replica_with_fewer_conversations() -> None:
+    pool = Pool("a", "b")
+    first = pool.turn(finish="stop").home
+    for n in range(5):
+        second = pool.turn(key=ConversationKey(f"x{n}", ""), finish="stop").home
+        if n == 0:
+            assert second != first
+    assert abs(pool.state.homed("a") - pool.state.homed("b")) <= 1
+
+
+def test_a_session_of_many_conversations_spreads() -> None:
+    pool = Pool("a", "b")
+    homes = [pool.pick(key=ConversationKey("fat", f"agent{n}")).home for n in range(12)]
+    assert homes.count("a") == homes.count("b") == 6
+    # Each conversation keeps its own home, however crowded the session is.
+    for n in range(12):
+        pool.release(str(homes[n]), key=ConversationKey("fat", f"agent{n}"))
+    assert [pool.turn(key=ConversationKey("fat", f"agent{n}")).home for n in range(12)] == homes
+
+
+def test_a_heavier_replica_takes_more() -> None:
+    pool = Pool("a", "b")
+    pool.replicas["b"].weight = 2.0
+    homes = [pool.pick(key=ConversationKey(f"s{n}", "")).home for n in range(30)]
+    assert homes.count("b") == 20
+
+
+def test_a_new_replica_ramps_up() -> None:
+    pool = Pool("old", "new")
+    pool.replicas["new"].ready_since_s = pool.now_s
+    early = [pool.pick(key=ConversationKey(f"s{n}", "")).home for n in range(10)]
+    assert early.count("new") == 1
+    pool.now_s += DEFAULT_CONFIG.ramp_s
+    later = [pool.pick(key=ConversationKey(f"t{n}", "")).home for n in range(8)]
+    assert later == ["new"] * 8
+
+
+def test_home_is_kept_while_it_is_warm() -> None:
+    pool = Pool()
+    pool.settle("a")
+    pool.replicas["a"].others_in_flight = 20
+    decision = pool.pick(LONG + 8000)
+    assert (decision.home, decision.rule, decision.moved) == ("a", Rule.STAY, False)
+    assert decision.second in ("b", "c")
+    assert decision.inputs["warm_tokens"] == pytest.approx(100_500)
+
+
+def test_a_lost_home_is_replaced_for_good() -> None:
+    pool = Pool()
+    pool.settle("a")
+    pool.replicas["a"].healthy = False
+    decision = pool.turn(LONG + 4000)
+    assert (decision.rule, decision.moved, decision.forced) == (Rule.FAILOVER, True, True)
+    pool.replicas["a"].healthy = True
+    assert pool.pick(LONG + 8000).home == decision.home
+
+
+def test_a_pod_made_anew_is_another_replica() -> None:
+    pool = Pool("a", "b")
+    pool.settle("a")
+    del pool.replicas["a"]
+    pool.replicas["a2"] = Replica(uid="a2", address="10.0.0.1:a")
+    assert pool.pick().rule is Rule.FAILOVER
+
+
+def test_an_unproven_revision_gets_nothing() -> None:
+    pool = Pool("a", "b")
+    pool.replicas["a"].proven = False
+    assert {pool.pick(key=ConversationKey(f"s{n}", "")).home for n in range(5)} == {"b"}
+
+
+def test_a_compacted_conversation_moves_if_another_replica_is_less_loaded() -> None:
+    pool = Pool("a", "b")
+    pool.settle("a")
+    pool.replicas["a"].others_in_flight = 2
+    pool.replicas["b"].others_in_flight = 1
+    decision = pool.pick(LONG // 3)
+    assert (decision.home, decision.rule, decision.moved, decision.forced) == ("b", Rule.FREE_MOVE, True, False)
+
+
+def test_a_compacted_conversation_stays_where_the_load_is_even() -> None:
+    pool = Pool("a", "b")
+    pool.settle("a")
+    assert pool.pick(LONG // 3).rule is Rule.STAY
+
+
+def test_a_short_aside_is_no_reset() -> None:
+    pool = Pool("a", "b")
+    pool.settle("a")
+    pool.replicas["a"].others_in_flight = 2
+    assert pool.turn(2_000).rule is Rule.STAY
+    decision = pool.pick(LONG + 1000)
+    assert decision.rule is Rule.STAY
+    assert decision.inputs["warm_tokens"] > 99_000
+
+
+def test_concurrent_requests_of_different_length_are_no_reset() -> None:
+    pool = Pool("a", "b")
+    pool.settle("a")
+    pool.replicas["a"].others_in_flight = 2
+    first, second = pool.pick(LONG), pool.pick(LONG // 4)
+    pool.release("a", LONG)
+    pool.release("a", LONG // 4)
+    assert [first.rule, second.rule, pool.pick(LONG).rule] == [Rule.STAY] * 3
+
+
+def test_evictions_teach_how_long_kv_stays() -> None:
+    pool = Pool("a", "b")
+    pool.settle("a")
+    pool.now_s += 1800
+    pool.turn(cached_tokens=0)
+    assert pool.state.residency_s["a"] == pytest.approx(1800)
+    pool.replicas["a"].others_in_flight = 2
+    pool.now_s += 1700
+    assert pool.turn(cached_tokens=100_000).rule is Rule.STAY
+    pool.now_s += 1900
+    assert pool.pick().rule is Rule.FREE_MOVE
+
+
+def test_hits_after_long_pauses_lengthen_what_was_learned() -> None:
+    pool = Pool("a")
+    pool.turn()
+    pool.now_s += 600
+    pool.turn(cached_tokens=0)
+    pool.now_s += 3600
+    pool.turn(cached_tokens=100_000)
+    assert pool.state.residency_s["a"] > 1000
+
+
+def test_a_miss_right_after_a_turn_says_nothing_about_residency() -> None:
+    pool = Pool("a")
+    pool.turn()
+    pool.now_s += 1
+    pool.turn(cached_tokens=0)
+    assert pool.state.residency_s == {}
+
+
+def test_spill_is_priced_by_the_prefill_it_costs() -> None:
+    pool = Pool("a", "b", prefill_tokens_per_s=10_000.0)
+    pool.settle("a", 40_000)  # 10,000 tokens: a second, worth a difference of 4.
+    pool.replicas["a"].others_in_flight = 3
+    assert pool.pick(40_000).rule is Rule.STAY
+    pool.replicas["a"].own_in_flight = 0
+    pool.replicas["a"].others_in_flight = 5
+    decision = pool.pick(40_000)
+    assert (decision.rule, decision.home, decision.moved, decision.forced) == (Rule.SPILL, "b", True, False)
+    assert decision.inputs["migration_s"] == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_long_warm_conversation_practically_never_spills() -> None:
+    pool = Pool("a", "b", prefill_tokens_per_s=17_000.0)
+    pool.settle("a")
+    pool.replicas["a"].others_in_flight = 20
+    assert pool.pick().rule is Rule.STAY
+    pool.replicas["a"].others_in_flight = 25
+    assert pool.pick().rule is Rule.SPILL
+
+
+def test_a_spilled_conversation_is_re_homed_and_finds_its_way_back_cheap() -> None:
+    pool = Pool("a", "b", prefill_tokens_per_s=17_000.0)
+    pool.settle("a")
+    pool.replicas["a"].others_in_flight = 25
+    assert pool.turn().home == "b"
+    pool.replicas["a"].others_in_flight = 0
+    assert pool.turn().home == "b"
+    # Its first home still holds all but the last turns, so that even a small difference is worth it.
+    pool.replicas["b"].others_in_flight = 5
+    decision = pool.pick()
+    assert (decision.home, decision.rule) == ("a", Rule.SPILL)
+    assert decision.inputs["held_tokens"] > 99_000
+
+
+def test_a_thick_key_overflows_without_leaving_home() -> None:
+    pool = Pool()
+    pool.settle("a")
+    homes = [pool.pick().home for _ in range(3)]
+    assert homes == ["a"] * 3
+    overflow = pool.pick()
+    assert overflow.rule is Rule.THICK
+    assert overflow.home in ("b", "c")
+    assert not overflow.moved
+    assert pool.state.conversations[KEY].home == "a"
+    # What ran there left a prefix: the next one that finds home crowded goes to the same replica.
+    pool.release(str(overflow.home))
+    assert pool.pick().home == overflow.home
+
+
+def test_a_full_home_is_kept_and_the_request_goes_elsewhere() -> None:
+    pool = Pool()
+    pool.settle("a")
+    pool.replicas["a"].others_in_flight = pool.replicas["a"].max_concurrent
+    for uid in "bc":
+        pool.replicas[uid].others_in_flight = 60
+    decision = pool.pick()
+    assert (decision.rule, decision.moved) == (Rule.FULL_HOME, False)
+    assert {decision.home, decision.second} == {"b", "c"}
+    assert pool.state.conversations[KEY].home == "a"
+
+
+def test_a_replica_that_refused_is_left_alone_until_it_is_polled() -> None:
+    pool = Pool()
+    home = pool.settle("a")
+    decision = pool.pick()
+    assert decision.home == "a"
+    pool.release("a", refused=True)
+    assert home.refused
+    away = pool.turn()
+    assert (away.rule, away.moved) == (Rule.REFUSED_HOME, False)
+    assert "a" not in (away.home, away.second)
+    home.refused = False
+    assert pool.pick().home == "a"
+
+
+def test_a_refusal_teaches_nothing_about_the_conversation() -> None:
+    pool = Pool("a")
+    pool.settle("a")
+    tokens = pool.state.conversations[KEY].ctx_tokens
+    pool.pick(LONG * 2)
+    pool.release("a", LONG * 2, refused=True, prompt_tokens=None)
+    assert pool.state.conversations[KEY].ctx_tokens == tokens
+
+
+def test_a_request_that_was_served_by_the_second_host_leaves_a_prefix_there() -> None:
+    pool = Pool()
+    pool.settle("a")
+    pool.pick()
+    pool.release("a", served_uid="c")
+    pool.replicas["a"].healthy = False
+    for uid, others in (("b", 0), ("c", 3)):
+        pool.replicas[uid].others_in_flight = others
+    assert pool.pick().home == "c"
+
+
+def test_draining_homes_keep_their_conversations_until_the_deadline() -> None:
+    pool = Pool()
+    home = pool.settle("a")
+    home.draining, home.drain_deadline_s = True, pool.now_s + 100
+    assert pool.turn().rule is Rule.DRAIN_STAY
+    assert pool.turn(key=ConversationKey("new", "")).home != "a"
+    pool.now_s += 100
+    decision = pool.turn()
+    assert (decision.rule, decision.moved, decision.forced) == (Rule.DRAIN_MOVE, True, True)
+
+
+def test_a_reset_leaves_a_draining_home_whatever_the_load() -> None:
+    pool = Pool()
+    home = pool.settle("a")
+    home.draining = True
+    for uid in "bc":
+        pool.replicas[uid].others_in_flight = 9
+    decision = pool.pick(LONG // 3)
+    assert (decision.rule, decision.moved, decision.forced) == (Rule.FREE_MOVE, True, False)
+
+
+def test_a_drain_that_is_taken_back_changes_nothing() -> None:
+    pool = Pool()
+    home = pool.settle("a")
+    home.draining, home.drain_deadline_s = True, pool.now_s + 5
+    pool.turn()
+    home.draining, home.drain_deadline_s = False, None
+    pool.now_s += 50
+    assert pool.turn().rule is Rule.STAY
+
+
+def test_at_the_deadline_a_conversation_stays_if_nobody_else_can_take_it() -> None:
+    pool = Pool("a", "b")
+    home = pool.settle("a")
+    home.draining, home.drain_deadline_s = True, pool.now_s
+    pool.replicas["b"].others_in_flight = pool.replicas["b"].max_concurrent
+    assert pool.pick().rule is Rule.DRAIN_STAY
+
+
+def test_everything_full_is_refused_with_a_time_that_spreads_clients() -> None:
+    pool = Pool(max_concurrent=2)
+    for n in range(6):
+        assert pool.pick(key=ConversationKey(f"s{n}", "")).home is not None
+    refused = [pool.pick(key=ConversationKey(f"late{n}", "")) for n in range(20)]
+    assert {decision.rule for decision in refused} == {Rule.REFUSE}
+    waits_s = [decision.retry_after_s for decision in refused]
+    assert min(waits_s) >= DEFAULT_CONFIG.retry_after_s
+    assert len(set(waits_s)) > 10
+    assert sum(replica.own_in_flight for replica in pool.replicas.values()) == 6
+    assert ConversationKey("late0", "") not in pool.state.conversations
+
+
+def test_no_replica_at_all_is_not_worth_waiting_for() -> None:
+    pool = Pool("a")
+    pool.replicas["a"].healthy = False
+    decision = pool.pick()
+    assert (decision.home, decision.rule, decision.retry_after_s) == (None, Rule.REFUSE, 0.0)
+
+
+def test_a_request_without_a_key_is_placed_and_forgotten() -> None:
+    pool = Pool()
+    decision = pool.pick(key=None)
+    assert decision.rule is Rule.NEW
+    assert pool.replicas[str(decision.home)].own_in_flight == 1
+    pool.release(str(decision.home), key=None)
+    assert pool.replicas[str(decision.home)].own_in_flight == 0
+    assert not pool.state.conversations
+
+
+def test_a_lapsed_reservation_gives_its_slot_back() -> None:
+    pool = Pool("a")
+    pool.pick()
+    assert pool.state.conversations[KEY].in_flight == 1
+    lapse(pool.state, pool.replicas, KEY, "a", pool.now_s)
+    assert pool.replicas["a"].own_in_flight == 0
+    assert pool.state.conversations[KEY].in_flight == 0
+    assert pool.state.conversations[KEY].home == "a"
+
+
+def test_without_the_store_known_homes_lead_and_unknown_keys_are_hashed_alike() -> None:
+    pool, other = Pool(), Pool()
+    other.replicas = dict(reversed([(uid, replace(replica)) for uid, replica in pool.replicas.items()]))
+    other.rng = random.Random(99)
+    pool.settle("a")
+    pool.state.store_available = other.state.store_available = False
+    pool.replicas["a"].others_in_flight = 30
+    assert pool.pick().rule is Rule.STAY
+    assert pool.pick(LONG // 3).rule is Rule.STAY
+    keys = [ConversationKey(f"s{n}", "") for n in range(50)]
+    ours, theirs = [pool.pick(key=key).home for key in keys], [other.pick(key=key).home for key in keys]
+    assert ours == theirs
+    assert len(set(ours)) == 3
+    assert set(pool.state.conversations) == {KEY}
+    assert not other.state.conversations
+
+
+def test_without_the_store_a_lost_home_is_replaced_for_the_request_only() -> None:
+    pool = Pool()
+    pool.settle("a")
+    pool.state.store_available = False
+    pool.replicas["a"].healthy = False
+    first, second = pool.turn(), pool.turn()
+    assert first.rule is second.rule is Rule.RENDEZVOUS
+    assert first.home == second.home
+    pool.replicas["a"].healthy = True
+    assert pool.turn().home == "a"
+
+
+def test_rendezvous_moves_only_the_keys_of_the_replica_that_went() -> None:
+    pool = Pool(*"abcde")
+    pool.state.store_available = False
+    keys = [ConversationKey(f"s{n}", "") for n in range(200)]
+    before = {key: pool.turn(key=key).home for key in keys}
+    del pool.replicas["c"]
+    after = {key: pool.turn(key=key).home for key in keys}
+    assert {key for key in keys if before[key] != after[key]} == {key for key in keys if before[key] == "c"}
