@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+
 from support.envoy_peers import Engine, Peers, Picker
 from support.envoy_process import EnvoyProcess
 

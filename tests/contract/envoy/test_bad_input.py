@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
 from support.envoy_peers import Answer
 from support.waiting import wait_until
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from sglpool.routing import pickerconfig as names
 from support.envoy_peers import Answer
 from support.envoy_process import endpoint
 from support.waiting import wait_until
-
-from sglpool.routing import pickerconfig as names
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 SESSION = {"x-session-id": "s1"}

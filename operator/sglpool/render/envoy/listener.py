@@ -106,11 +106,18 @@ def _own_headers() -> dict[str, Any]:
 
 
 def _authentication(api_keys: Mapping[str, str]) -> dict[str, Any]:
-    """Envoy's own work, so that it holds while the picker is away. The key goes no further."""
+    """Envoy's own work, so that it holds while the picker is away. The key goes no further.
+
+    Envoy takes no list with an empty key or with one key twice; values of Secrets often end in a newline.
+    """
+    clients: dict[str, str] = {}
+    for client, key in sorted(api_keys.items()):
+        if key.strip():
+            clients.setdefault(key.strip(), client)
     return _filter(
         "api_key_auth",
         "api_key_auth.v3.ApiKeyAuth",
-        credentials=[{"key": key, "client": client} for client, key in sorted(api_keys.items())],
+        credentials=[{"key": key, "client": client} for key, client in clients.items()],
         key_sources=[{"header": "authorization"}, {"header": "x-api-key"}],
         forwarding={"hide_credentials": True},
     )

@@ -9,14 +9,7 @@ from functools import cache
 from importlib import resources
 
 from sglpool.render.envoy.shape import BUFFER_BYTES
-
-KEY_HEADERS: tuple[tuple[str, str | None], ...] = (
-    ("x-sglpool-session", "x-sglpool-conversation"),
-    ("x-claude-code-session-id", "x-claude-code-agent-id"),
-    ("session-id", None),
-    ("x-session-id", None),
-    ("modal-session-id", None),
-)
+from sglpool.routing.keys import KEY_HEADERS
 
 
 @cache

@@ -44,13 +44,16 @@ local function look_at_tokens(text, found, at)
   until not at
 end
 
-local function look_at_error(text, found, at)
-  if match(text, "^%s*:%s*{", at + 7) then
-    local error = sub(text, at, at + ERROR_BYTES)
-    if find(error, '"code"%s*:%s*503') or find(error, '"overloaded_error"', 1, true) then
-      found.refused = "true"
+local function look_at_errors(text, found, at)
+  repeat
+    if match(text, "^%s*:%s*{", at + 7) then
+      local error = sub(text, at, at + ERROR_BYTES)
+      if find(error, '"code"%s*:%s*503') or find(error, '"overloaded_error"', 1, true) then
+        found.refused = "true"
+      end
     end
-  end
+    at = find(text, '"error"', at + 7, true)
+  until not at
 end
 
 -- Four plain searches a chunk; what they find is rare.
@@ -69,7 +72,7 @@ local function look(text, found)
   end
   at = find(text, '"error"', 1, true)
   if at then
-    look_at_error(text, found, at)
+    look_at_errors(text, found, at)
   end
 end
 
