@@ -14,6 +14,7 @@ CHAT_USAGE = {
     "prompt_tokens": 25000, "total_tokens": 25042, "completion_tokens": 42,
     "prompt_tokens_details": {"cached_tokens": 24999}, "reasoning_tokens": 3,
 }  # fmt: skip
+MESSAGES_USAGE = {"input_tokens": 25000, "cache_read_input_tokens": 24999, "output_tokens": 42}
 SUM = {"prompt_tokens": "25000", "cached_tokens": "24999", "completion_tokens": "42"}
 
 
@@ -58,7 +59,6 @@ MESSAGES = sse(
      "usage": MESSAGES_USAGE},
     {"type": "message_stop"}, names=True,
 )  # fmt: skip
-MESSAGES_USAGE = {"input_tokens": 25000, "cache_read_input_tokens": 24999, "output_tokens": 42}
 RESPONSE_USAGE = {"input_tokens": 25000, "input_tokens_details": {"cached_tokens": 24999}, "output_tokens": 42}
 
 
