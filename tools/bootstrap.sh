@@ -14,6 +14,7 @@ missing=()
 command -v openssl >/dev/null || missing+=(openssl)
 command -v bwrap >/dev/null || missing+=(bubblewrap)
 command -v nsenter >/dev/null || missing+=(util-linux)
+command -v valkey-server >/dev/null || command -v redis-server >/dev/null || missing+=(redis-server)
 command -v go >/dev/null || [ -n "${KUBEBUILDER_ASSETS:-}" ] || missing+=(golang-go)
 if [ "${#missing[@]}" -gt 0 ]; then
   if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
@@ -26,13 +27,13 @@ if [ "${#missing[@]}" -gt 0 ]; then
 fi
 
 if command -v uv >/dev/null; then
-  uv sync --quiet --frozen --extra sandbox --group dev
+  uv sync --quiet --frozen --extra sandbox --extra router --group dev
 else
   python=$(command -v python3.13 || command -v python3.12 || command -v python3.11 || command -v python3)
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     { echo "Python 3.11 or later is needed, $("$python" -V) found" >&2; exit 1; }
   [ -x .venv/bin/pip ] || "$python" -m venv .venv
   .venv/bin/pip install --quiet --upgrade 'pip>=25.1'   # the first pip that knows dependency groups
-  .venv/bin/pip install --quiet --editable '.[sandbox]' --group dev
+  .venv/bin/pip install --quiet --editable '.[sandbox,router]' --group dev
 fi
 touch "$stamp"
