@@ -25,8 +25,8 @@ from sglpool.sandbox.images.image import Image, UnknownImage
 #: Folders of the machine that every container sees anyway.
 _SHARED = (Path("/usr"), Path("/bin"), Path("/lib"), Path("/lib64"), Path("/sbin"))
 
-_SGLANG_ENVOY_TAG = re.compile(r"v1\.40([.-][\w.-]+)?")
-_TAG = re.compile(r"(v\d+\.\d+\.\d+|latest|dev)([.-][\w.-]+)?")
+_ENVOY_TAG = re.compile(r"v1\.40([.-][\w.-]+)?")
+_SGLANG_TAG = re.compile(r"(v\d+\.\d+\.\d+|latest|dev)([.-][\w.-]+)?")
 _TAG = re.compile(r"\w[\w.-]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _REPOSITORY = re.compile(r"[a-z0-9]+([._/-]+[a-z0-9]+)*")
