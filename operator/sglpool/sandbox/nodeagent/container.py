@@ -18,7 +18,7 @@ import secrets
 import select
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -95,7 +95,6 @@ class Launch:
         termination_log: File behind the termination message.
         message_from_log: Whether the log serves as message after an error.
         memory_limit_bytes: Where it is killed as out of memory; None without a limit.
-        crash: Says which crash is ordered at the moment, for the reason of its end.
     """
 
     name: str
@@ -112,7 +111,6 @@ class Launch:
     termination_log: Path
     message_from_log: bool
     memory_limit_bytes: int | None
-    crash: Callable[[], str]
 
 
 class Container:
@@ -237,7 +235,7 @@ class Container:
             logs.complete_log(self._launch.log)
         # Negative when bubblewrap itself was killed, and PID 1 with it.
         code = code if code >= 0 else 128 - code
-        if self._out_of_memory or (code == _KILLED and self._launch.crash() == "oom"):
+        if self._out_of_memory:
             code, reason = _KILLED, "OOMKilled"
         else:
             reason = "Error" if code else "Completed"

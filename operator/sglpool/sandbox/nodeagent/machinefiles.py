@@ -21,12 +21,3 @@ def write_machine(folders: Folders, pod: Manifest, machine: Mapping[str, object]
     folder = folders.machine(pod)
     write_file(folder / "machine.json", json.dumps(machine, indent=1).encode() + b"\n")
     return folder
-
-
-def ordered_crash(folders: Folders, pod: Manifest) -> str:
-    """The crash that `faults.json` orders (such as `oom`), or an empty text."""
-    try:
-        faults = json.loads(folders.faults(pod).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return ""
-    return str(faults.get("crash") or "") if isinstance(faults, dict) else ""

@@ -138,7 +138,6 @@ class Runtime:
             termination_log=termination_log,
             message_from_log=container.get("terminationMessagePolicy") == "FallbackToLogsOnError",
             memory_limit_bytes=memory.limit_bytes(container),
-            crash=lambda: machinefiles.ordered_crash(self._folders, pod),
         )
         return await launch_container(launch, self._census)
 
