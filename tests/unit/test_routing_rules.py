@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sglpool.routing.policy import lapse, pick, release
-from sglpool.routing.state import RoutingState
+from sglpool.routing.state import MIXED_PICKS, RoutingState
 from sglpool.routing.types import DEFAULT_CONFIG, ConversationKey, Decision, Outcome, PickRequest, Replica, Rule
 
 KEY = ConversationKey("session", "main")
@@ -87,13 +87,22 @@ def test_a_conversation_that_waits_for_its_user_does_not_count(finish: str) -> N
 
 
 def test_ties_go_to_the_replica_with_fewer_conversations() -> None:
+    for seed in range(20):
+        pool = Pool("a", "b")
+        pool.rng = random.Random(seed)
+        first = pool.turn(finish="stop").home
+        assert pool.pick(key=ConversationKey("second", "")).home != first
+
+
+def test_a_crowded_session_looks_for_another_replica() -> None:
     pool = Pool("a", "b")
-    first = pool.turn(finish="stop").home
-    for n in range(5):
-        second = pool.turn(key=ConversationKey(f"x{n}", ""), finish="stop").home
-        if n == 0:
-            assert second != first
-    assert abs(pool.state.homed("a") - pool.state.homed("b")) <= 1
+    pool.replicas["b"].healthy = False
+    for n in range(4):
+        pool.pick(key=ConversationKey("fat", f"agent{n}"))
+    pool.replicas["b"].healthy = True
+    pool.replicas["b"].others_in_flight = 5
+    assert pool.pick(key=ConversationKey("fat", "another")).home == "b"
+    assert pool.pick(key=ConversationKey("slim", "")).home == "a"
 
 
 def test_a_session_of_many_conversations_spreads() -> None:
@@ -192,6 +201,88 @@ def test_concurrent_requests_of_different_length_are_no_reset() -> None:
     assert [first.rule, second.rule, pool.pick(LONG).rule] == [Rule.STAY] * 3
 
 
+def test_a_key_that_runs_one_at_a_time_again_is_one_conversation_again() -> None:
+    pool = Pool("a", "b")
+    pool.settle("a")
+    pool.pick(LONG)
+    pool.pick(LONG // 4)
+    pool.release("a", LONG)
+    pool.release("a", LONG // 4)
+    for _ in range(MIXED_PICKS):
+        pool.turn(LONG)
+    pool.replicas["a"].others_in_flight = 2
+    assert pool.pick(LONG // 3).rule is Rule.FREE_MOVE
+
+
+def test_a_length_that_comes_back_returns_to_where_its_prefix_is() -> None:
+    pool = Pool("a", "b")
+    pool.settle("a")
+    pool.replicas["a"].others_in_flight = 2
+    assert pool.turn(LONG // 3).home == "b"
+    pool.replicas["a"].others_in_flight = 0
+    decision = pool.turn(LONG + 4000)
+    assert (decision.home, decision.rule) == ("a", Rule.FREE_MOVE)
+    assert decision.inputs["held_tokens"] > 99_000
+
+
+def test_what_is_longer_than_the_prompt_is_no_prefix_of_it() -> None:
+    pool = Pool("a", "b", prefill_tokens_per_s=17_000.0)
+    pool.settle("a")
+    pool.replicas["a"].others_in_flight = 2
+    pool.turn(LONG // 3)
+    pool.replicas["a"].others_in_flight, pool.replicas["b"].others_in_flight = 0, 5
+    decision = pool.pick(LONG // 3 + 2000)
+    assert (decision.home, decision.rule) == ("b", Rule.STAY)
+
+
+def test_a_holder_that_is_much_busier_is_not_worth_it() -> None:
+    pool = Pool()
+    pool.settle("a")
+    pool.pick()
+    pool.release("a", served_uid="c")
+    pool.replicas["a"].healthy = False
+    pool.replicas["c"].others_in_flight = 40
+    assert pool.pick().home == "b"
+
+
+def test_a_moved_conversation_is_retried_on_the_home_it_left() -> None:
+    pool = Pool()
+    pool.settle("a")
+    pool.replicas["a"].others_in_flight = 2
+    decision = pool.pick(LONG // 3)
+    assert decision.rule is Rule.FREE_MOVE
+    assert decision.second == "a"
+
+
+def test_a_move_that_never_came_leaves_no_belief_in_warm_kv() -> None:
+    pool = Pool("a", "b")
+    pool.settle("a")
+    pool.replicas["a"].others_in_flight = 50
+    moved = pool.pick()
+    assert (moved.rule, moved.home) == (Rule.SPILL, "b")
+    lapse(pool.state, pool.replicas, KEY, "b", pool.now_s)
+    pool.replicas["a"].others_in_flight = 0
+    decision = pool.pick()
+    assert (decision.rule, decision.home) == (Rule.FREE_MOVE, "a")
+
+
+def test_a_replica_that_many_will_come_back_to_is_no_place_to_move_to() -> None:
+    pool = Pool("a", "b")
+    pool.settle("a", 40_000)
+    pool.replicas["a"].healthy = False
+    for n in range(12):
+        pool.turn(key=ConversationKey(f"s{n}", ""))
+        pool.now_s -= 5
+    pool.now_s += 5
+    pool.replicas["a"].healthy = True
+    pool.replicas["a"].others_in_flight = 7
+    assert pool.pick(15_000).rule is Rule.STAY  # A reset, which would move freely.
+    lapse(pool.state, pool.replicas, KEY, "a", pool.now_s)
+    assert pool.pick(40_000).rule is Rule.STAY
+    pool.now_s += DEFAULT_CONFIG.idle_pending_s
+    assert pool.pick(40_000).rule is Rule.SPILL
+
+
 def test_evictions_teach_how_long_kv_stays() -> None:
     pool = Pool("a", "b")
     pool.settle("a")
@@ -271,6 +362,14 @@ def test_a_thick_key_overflows_without_leaving_home() -> None:
     # What ran there left a prefix: the next one that finds home crowded goes to the same replica.
     pool.release(str(overflow.home))
     assert pool.pick().home == overflow.home
+
+
+def test_overflow_fills_a_holder_and_then_goes_on() -> None:
+    pool = Pool()
+    pool.settle("a")
+    pool.pick()
+    pool.release("a", served_uid="b")
+    assert [pool.pick().home for _ in range(7)] == ["a"] * 3 + ["b"] * 3 + ["c"]
 
 
 def test_a_full_home_is_kept_and_the_request_goes_elsewhere() -> None:
