@@ -1,0 +1,207 @@
+"""Envoy's question before every request, and the picker's answer: HTTP/1.1 on a unix socket, parsed by hand.
+
+This stands in the way of every request, so it is the one hot path of the picker. Envoy is the only client: it sends
+small, well-formed heads without a body, one at a time on each connection. Everything else is turned away.
+Not here: decisions (`ledger`), the store (`store`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from sglpool.picker.ledger import Picked, Refused
+from sglpool.picker.metrics import Metrics
+from sglpool.routing.keys import key_of
+from sglpool.routing.pickerconfig import HEADER_DESTINATION, HEADER_PICK
+from sglpool.routing.types import ConversationKey
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_BODY_BYTES = 64 * 1024
+MAX_CONNECTIONS = 4096
+
+_NO_PICK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_BAD = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+Answer = Picked | Refused | None
+
+
+class Decider(Protocol):
+    """Who knows where requests go."""
+
+    def decide(self, key: ConversationKey | None, headers: Mapping[str, str]) -> Answer | Awaitable[Answer]:
+        """The answer, at once or, where the shared store has to be asked, a little later."""
+        ...
+
+
+class BadRequest(Exception):
+    """A question that cannot be read; its argument is what is answered before hanging up."""
+
+
+class AuthzProtocol(asyncio.Protocol):
+    """One connection of Envoy's."""
+
+    __slots__ = ("_buffer", "_connections", "_decider", "_metrics", "_skip_bytes", "_task", "_transport")
+
+    def __init__(self, decider: Decider, metrics: Metrics, connections: set[AuthzProtocol]) -> None:
+        self._decider = decider
+        self._metrics = metrics
+        self._connections = connections
+        self._transport: asyncio.Transport | None = None
+        self._buffer = b""
+        self._skip_bytes = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, unless there are too many."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if len(self._connections) >= MAX_CONNECTIONS:
+            transport.abort()
+        else:
+            self._connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it. A reservation that its last answer made lapses by itself."""
+        del exc
+        self._connections.discard(self)
+        self._transport = None
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Answer every whole question in what has come."""
+        began_s = time.perf_counter()
+        self._buffer = self._buffer + data if self._buffer else data
+        if self._task is None:
+            self._serve(began_s)
+
+    def _serve(self, began_s: float) -> None:
+        try:
+            while self._task is None and (question := self._next()) is not None:
+                found = self._decider.decide(key_of(question), question)
+                if isinstance(found, Awaitable):
+                    self._task = asyncio.ensure_future(self._later(found, began_s))
+                else:
+                    self._answer(found, began_s)
+        except BadRequest as problem:
+            self._metrics.bad_requests.inc()
+            self._buffer = b""
+            if self._transport is not None:
+                self._transport.write(problem.args[0])
+                self._transport.close()
+
+    async def _later(self, found: Awaitable[Answer], began_s: float) -> None:
+        try:
+            answer = await found
+        finally:
+            self._task = None
+        self._answer(answer, began_s)
+        if self._buffer:
+            self._serve(time.perf_counter())
+
+    def _answer(self, answer: Answer, began_s: float) -> None:
+        if self._transport is not None:
+            self._transport.write(render(answer))
+        self._metrics.decision_s.observe(time.perf_counter() - began_s)
+
+    def _next(self) -> dict[str, str] | None:
+        """Headers of the next question, None while it is not whole."""
+        buffer = self._buffer
+        if self._skip_bytes:
+            skipped = min(self._skip_bytes, len(buffer))
+            self._skip_bytes -= skipped
+            buffer = self._buffer = buffer[skipped:]
+            if self._skip_bytes:
+                return None
+        end = buffer.find(b"\r\n\r\n")
+        if end < 0:
+            if len(buffer) > MAX_HEAD_BYTES:
+                raise BadRequest(_TOO_LARGE)
+            return None
+        if end > MAX_HEAD_BYTES:
+            raise BadRequest(_TOO_LARGE)
+        self._buffer = buffer[end + 4 :]
+        headers = parse_head(buffer[:end])
+        self._skip_bytes = _body_bytes(headers)
+        return headers
+
+
+def parse_head(head: bytes) -> dict[str, str]:
+    """Headers of a request's head by lower-case name; the last of a name counts.
+
+    Raises:
+        BadRequest: it is no head of HTTP/1.1.
+    """
+    first, *lines = head.decode("latin-1").split("\r\n")
+    if not first.endswith(" HTTP/1.1"):
+        raise BadRequest(_BAD)
+    headers = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon:
+            raise BadRequest(_BAD)
+        headers[name.lower()] = value.strip()
+    return headers
+
+
+def _body_bytes(headers: Mapping[str, str]) -> int:
+    if "transfer-encoding" in headers:
+        raise BadRequest(_BAD)
+    text = headers.get("content-length", "0")
+    if not text.isdecimal() or not text.isascii() or len(text) > 9:
+        raise BadRequest(_BAD)
+    length = int(text)
+    if length > MAX_BODY_BYTES:
+        raise BadRequest(_TOO_LARGE)
+    return length
+
+
+def render(answer: Answer) -> bytes:
+    """The bytes of an answer. Never 5xx: Envoy would let the request through and count an error."""
+    if answer is None:
+        return _NO_PICK
+    if isinstance(answer, Picked):
+        return (
+            f"HTTP/1.1 200 OK\r\n{HEADER_DESTINATION}: {answer.destination}\r\n"
+            f"{HEADER_PICK}: {answer.pick_id}\r\ncontent-length: 0\r\n\r\n"
+        ).encode("ascii")
+    wait_s = max(1, math.ceil(answer.retry_after_s))
+    return f"HTTP/1.1 429 Too Many Requests\r\nretry-after: {wait_s}\r\ncontent-length: 0\r\n\r\n".encode("ascii")
+
+
+class AuthzServer:
+    """The socket. Open it only when the picker knows its replicas: until then Envoy decides by itself."""
+
+    def __init__(self, path: Path, decider: Decider, metrics: Metrics) -> None:
+        self._path = path
+        self._connections: set[AuthzProtocol] = set()
+        self._make: Callable[[], AuthzProtocol] = lambda: AuthzProtocol(decider, metrics, self._connections)
+        self._server: asyncio.AbstractServer | None = None
+
+    async def start(self) -> None:
+        """Listen, in place of a picker that left its socket behind."""
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+        self._server = await asyncio.get_running_loop().create_unix_server(self._make, str(self._path), backlog=1024)
+        # Envoy may run as another user of the same group.
+        self._path.chmod(0o660)
+
+    async def stop(self) -> None:
+        """Take no more questions."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for connection in list(self._connections):
+            connection.close()
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
