@@ -19,7 +19,7 @@ local TOKENS = {
   cached_tokens = "cached_tokens", cache_read_input_tokens = "cached_tokens",
 }
 
-local find, match, sub = string.find, string.match, string.sub
+local byte, find, match, sub = string.byte, string.find, string.match, string.sub
 
 local function look_at_reasons(text, found, at)
   repeat
@@ -44,8 +44,9 @@ local function look_at_tokens(text, found, at)
   until not at
 end
 
-local function look_at_errors(text, found, at)
-  repeat
+local function look_at_errors(text, found)
+  local at = find(text, '"error"', 1, true)
+  while at do
     if match(text, "^%s*:%s*{", at + 7) then
       local error = sub(text, at, at + ERROR_BYTES)
       if find(error, '"code"%s*:%s*503') or find(error, '"overloaded_error"', 1, true) then
@@ -53,26 +54,35 @@ local function look_at_errors(text, found, at)
       end
     end
     at = find(text, '"error"', at + 7, true)
+  end
+end
+
+local function look_at_calls(text, found, at)
+  repeat
+    if match(sub(text, math.max(1, at - 13), at - 1), '"type"%s*:%s*"$') then
+      found.call = true
+    end
+    at = find(text, 'function_call"', at + 14, true)
   until not at
 end
 
--- Four plain searches a chunk; what they find is rare.
+-- Plain searches that begin with a rare character, since that is what their time goes by; what they find is rare, but
+-- for the finish_reason of a chat, which is null in every chunk but one.
 local function look(text, found)
   local at = find(text, '_reason"', 1, true)
-  if at then
+  if at and (byte(text, at + 9) ~= 110 or find(text, '_reason"', at + 9, true)) then
     look_at_reasons(text, found, at)
   end
   at = find(text, '_tokens"', 1, true)
   if at then
     look_at_tokens(text, found, at)
   end
-  at = find(text, '"function_call"', 1, true)
-  if at and match(sub(text, math.max(1, at - 12), at - 1), '"type"%s*:%s*$') then
-    found.call = true
-  end
-  at = find(text, '"error"', 1, true)
+  at = find(text, 'function_call"', 1, true)
   if at then
-    look_at_errors(text, found, at)
+    look_at_calls(text, found, at)
+  end
+  if find(text, "_error", 1, true) or find(text, "503", 1, true) then
+    look_at_errors(text, found)
   end
 end
 
@@ -104,7 +114,8 @@ function envoy_on_response(handle)
       text = tail .. text
     end
     look(text, found)
-    tail = sub(text, -2) ~= "\n\n" and sub(text, -TAIL_BYTES) or nil
+    -- No field goes beyond its line.
+    tail = byte(text, -1) ~= 10 and sub(text, -TAIL_BYTES) or nil
   end
   keep(handle, found)
 end
