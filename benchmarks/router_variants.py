@@ -37,11 +37,13 @@ class Router:
         address: `ip:port` of its endpoint.
         folder: Its files.
         processes: Its processes by name.
+        state: URL of the picker's own endpoint; empty where there is no picker.
     """
 
     address: str
     folder: Path
     processes: Mapping[str, psutil.Process]
+    state: str = ""
 
     def cpu_s(self) -> tuple[float, ...]:
         """CPU time so far, user and system, of each process in order."""
