@@ -136,7 +136,12 @@ def add_node(api: ApiServer, name: str, *, speed: float | None = None) -> None:
 
 
 def delete_node(api: ApiServer, name: str) -> None:
-    """Delete the Node object, as when a machine leaves the cluster; its pods are collected."""
+    """Delete the Node object, as when a machine leaves the cluster; its pods are collected.
+
+    Raises:
+        SandboxError: There is no such node.
+    """
+    api.get(f"{NODES}/{name}")
     api.delete(f"{NODES}/{name}")
 
 

@@ -20,6 +20,8 @@ from support.waiting import wait_until
 
 SPEED = 60.0
 WARM_UP: Json = {"warmup": {"promptTokens": 2000}}
+# What these tests are about are engines.
+NO_ROUTER: Json = {"enabled": False}
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def pools(cluster: AgentCluster) -> Iterator[dict[str, ClusterPool]]:
     }
     specs: dict[str, Json] = {"shared": {"replicas": 2}, "speculative": speculative}
     made = {
-        name: ClusterPool(cluster.kubectl, namespace, small_pool(name, engine=WARM_UP, **spec))
+        name: ClusterPool(cluster.kubectl, namespace, small_pool(name, engine=WARM_UP, router=NO_ROUTER, **spec))
         for name, spec in specs.items()
     }
     for pool in made.values():
@@ -126,7 +128,7 @@ def make_pool(cluster: AgentCluster, namespace: str) -> PoolMaker:
 
     def make(name: str = "p", **spec: object) -> ClusterPool:
         spec["engine"] = WARM_UP | dict(spec.get("engine") or {})  # type: ignore[call-overload]
-        pool = ClusterPool(cluster.kubectl, namespace, small_pool(name, **spec))
+        pool = ClusterPool(cluster.kubectl, namespace, small_pool(name, **{"router": NO_ROUTER, **spec}))
         pool.apply()
         return pool
 

@@ -1,0 +1,109 @@
+"""Nodes by the command line: without power, gone for good, cordoned; and what becomes of the pods on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from sandbox.cluster.conftest import AgentCluster
+from sandbox.cluster.engines import READY_S, Json, processes_of, say
+from support.pool_on_cluster import PoolMaker
+from support.waiting import wait_until
+
+pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(300)]
+# The controller manager waits 40 s before it collects pods of an unknown node, and looks every 20 s.
+COLLECTED_S = 90.0
+
+
+@pytest.fixture
+def spare_nodes(cluster: AgentCluster) -> Iterator[tuple[str, str]]:
+    """Two nodes that only this test uses, told apart by a label."""
+    names = ("b200-3", "b200-4")
+    for name in names:
+        cluster.told("node", "add", name)
+        cluster.kubectl("label", "node", name, f"test/place={name}")
+    yield names
+    for name in names:
+        cluster.kubectl("delete", "node", name, "--ignore-not-found")
+
+
+def node_row(cluster: AgentCluster, name: str) -> str:
+    rows = [line.split() for line in cluster.told("nodes").splitlines()]
+    return next((" ".join(row) for row in rows if row[:1] == [name]), "")
+
+
+def test_a_stopped_node_holds_its_pods_and_a_deleted_one_lets_them_go(
+    cluster: AgentCluster, spare_nodes: tuple[str, str], make_pool: PoolMaker
+) -> None:
+    stopped, deleted = spare_nodes
+    holds = make_pool("holds", template={"nodeSelector": {"test/place": stopped}}, replicas=1)
+    moves = make_pool("moves", template={"nodeSelector": {"test/place": deleted}}, replicas=1)
+    holds.wait_ready(READY_S)
+    moves.wait_ready(READY_S)
+    held, moved = holds.pods()["holds-b200-0"], moves.pods()["moves-b200-0"]
+    assert node_row(cluster, stopped) == f"{stopped} NVIDIA-B200 yes 1 of 8 60x"
+
+    cluster.told("node", "stop", stopped)
+    cluster.told("node", "delete", deleted)
+    for pool, name in ((holds, "holds-b200-0"), (moves, "moves-b200-0")):
+        wait_until(
+            lambda pool=pool, name=name: not list(processes_of(pool.namespace, name)),  # type: ignore[misc]
+            timeout_s=10,
+            describe=f"the processes of {name} are gone",
+        )
+
+    # The pool moves to a node that is there; its pod has the same name, so the old one has to go first.
+    cluster.told("node", "add", "b200-5")
+    try:
+        cluster.kubectl("label", "node", "b200-5", f"test/place={deleted}")
+
+        def terminating() -> bool:
+            return bool(holds.pods()["holds-b200-0"]["metadata"].get("deletionTimestamp"))
+
+        wait_until(terminating, timeout_s=60, describe="the stopped node's pod is marked for deletion")
+        assert node_row(cluster, stopped).startswith(f"{stopped} NVIDIA-B200 no ")
+        assert holds.condition("Ready")["status"] == "False"
+        assert holds.pods()["holds-b200-0"]["metadata"]["uid"] == held["metadata"]["uid"], "nobody says that it ended"
+
+        cluster.told("node", "start", stopped)
+        wait_until(lambda: is_new(holds.pods(), held), timeout_s=60, describe="the node lets the old pod go")
+        holds.wait_ready(READY_S)
+
+        wait_until(lambda: is_new(moves.pods(), moved), timeout_s=COLLECTED_S, describe="the lost pod is collected")
+        moves.wait_ready(READY_S)
+        pod = moves.pods()["moves-b200-0"]
+        assert pod["spec"]["nodeName"] == "b200-5"
+        assert say(pod, "hello").completion_tokens > 0
+    finally:
+        cluster.kubectl("delete", "node", "b200-5")
+
+
+def is_new(pods: dict[str, Json], old: Json) -> bool:
+    return any(pod["metadata"]["uid"] != old["metadata"]["uid"] for pod in pods.values())
+
+
+def test_a_cordoned_node_keeps_its_pods_and_takes_no_new_ones(
+    cluster: AgentCluster, spare_nodes: tuple[str, str], make_pool: PoolMaker
+) -> None:
+    node = spare_nodes[0]
+    cluster.told("node", "cordon", node)
+    pool = make_pool(template={"nodeSelector": {"test/place": node}}, replicas=1)
+    condition = pool.wait_for("Scheduled", reason="NoMatchingNodes", timeout_s=30)
+    assert "not cordoned" in condition["message"]
+    assert node_row(cluster, node) == f"{node} NVIDIA-B200 yes, cordoned 0 of 8 60x"
+    cluster.told("node", "uncordon", node)
+    wait_until(lambda: pool.pods()["p-b200-0"]["spec"].get("nodeName") == node, timeout_s=30, describe="it has a node")
+
+
+@pytest.mark.parametrize("action", ["stop", "delete"])
+def test_a_node_that_is_not_there_is_named(cluster: AgentCluster, action: str) -> None:
+    done = cluster.sglpool("node", action, "b200-99")
+    assert (done.returncode, 'nodes "b200-99" not found' in done.stderr) == (1, True)
+
+
+def test_nodes_are_added_by_type_and_number(cluster: AgentCluster) -> None:
+    done = cluster.sglpool("node", "add", "b100-0")
+    assert (done.returncode, "such as b200-0" in done.stderr) == (1, True)
+    versions = cluster.kubectl("get", "nodes", "-o", "jsonpath={.items[*].status.nodeInfo.kubeletVersion}")
+    assert set(versions.split()) == {"v0.1.0-sandbox"}
