@@ -1,6 +1,7 @@
 """The commands and their options. Bodies are a line or two: what they do lives in the modules beside this one."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -140,6 +141,25 @@ def operator(
         log_json=log_format is LogFormat.JSON,
     )
     raise typer.Exit(run(arguments))
+
+
+@app.command(epilog="Runs until SIGTERM. It is what the operator puts beside Envoy in a router's pod.")
+def picker(
+    config: Annotated[Path, typer.Option(help="The picker's settings, as the operator renders them.")] = Path(
+        "/etc/sglpool/router/picker.json"
+    ),
+    init: Annotated[bool, typer.Option("--init", help="Write the files that Envoy needs at its start, and end.")] = (
+        False
+    ),
+    api_server: Annotated[
+        str | None, typer.Option(metavar="URL", help="API server without authentication; default: the pod's account.")
+    ] = None,
+    log_level: Annotated[LogLevel, typer.Option(help="Least severity to log.")] = LogLevel.INFO,
+) -> None:
+    """Run a router's picker: it tells Envoy where each request goes."""
+    from sglpool.cli.picker import run
+
+    raise typer.Exit(run(config, init=init, api_server=api_server, log_level=log_level.upper()))
 
 
 @app.command(epilog="Install it: sglpool crd | kubectl apply --server-side -f -")

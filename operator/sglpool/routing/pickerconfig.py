@@ -19,8 +19,11 @@ ADMIN_SOCKET = "admin.sock"
 ACCESS_LOG = "access.log"
 EDS_FILE = "eds.json"
 LDS_FILE = "lds.json"
-HOMES_FILE = "homes.json"
+HOMES_FILE = "homes.jsonl"
+LEAVING_MARKER = "leaving"
+"""preStop of the router's containers writes it; the picker also sees its pod's deletion, if the API server is there."""
 DRAINED_MARKER = "drained"
+"""The picker writes it when the pod may end; preStop waits for it."""
 CONFIG_PATH = "/etc/sglpool/router/picker.json"
 
 # Ports of a router pod.

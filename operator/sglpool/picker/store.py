@@ -1,0 +1,309 @@
+"""Homes that several routers share, in Valkey (or Redis): read before a pick, written behind it.
+
+Everything in it is a hint: when it does not answer within 20 ms a pick goes on with what this router knows, and when
+it fails several times in a row a breaker opens: then the policy stops moving conversations, nothing is written, and
+the heartbeat alone asks whether it is back. Not here: what the policy does without it (`routing.rules`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import redis.asyncio as redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from sglpool.picker.ledger import Ledger
+from sglpool.picker.metrics import Metrics
+from sglpool.routing.records import RecordError
+from sglpool.routing.types import ConversationKey
+
+READ_LIMIT_S = 0.02
+WRITE_LIMIT_S = 0.25
+CONNECT_LIMIT_S = 0.25
+WRITE_PERIOD_S = 0.02
+HEARTBEAT_S = 1.0
+HEARTBEAT_TTL_S = 5
+OPEN_AFTER = 3
+"""Failures in a row that open the breaker."""
+MAX_WAITING = 20_000
+"""Writes that may wait; beyond it the oldest is dropped: the next request of its conversation writes again."""
+MAX_BATCH = 256
+MAX_RECORD_BYTES = 8192
+
+_SETTLE = """
+local home = redis.call('HGET', KEYS[1], 'home')
+if home and home ~= ARGV[1] and home ~= ARGV[2] then return redis.call('HGET', KEYS[1], 'record') end
+redis.call('HSET', KEYS[1], 'home', ARGV[2], 'record', ARGV[3])
+redis.call('EXPIRE', KEYS[1], ARGV[4])
+return false
+"""
+"""Write a record if its home is the one that we saw, or ours already; else give back what another router wrote."""
+
+_FAILURES = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
+_LOG = logging.getLogger("sglpool.picker")
+
+
+class Store(Protocol):
+    """What the picker wants of a shared memory."""
+
+    @property
+    def available(self) -> bool:
+        """Whether it answers."""
+        ...
+
+    async def fetch(self, key: ConversationKey) -> None:
+        """Bring what it knows of a conversation into the ledger's state; never fails, never takes long."""
+        ...
+
+    def note(self, key: ConversationKey, seen_home: str | None) -> None:
+        """Have a conversation written soon.
+
+        Args:
+            key: the conversation.
+            seen_home: the home that the decision was based on: if the store has another, that one wins.
+        """
+        ...
+
+
+class ValkeyStore:
+    """The store of one router. `run` keeps it going."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        *,
+        pool_uid: str,
+        router: str,
+        siblings: Callable[[], Sequence[str]],
+        ledger: Ledger,
+        metrics: Metrics,
+    ) -> None:
+        """Prepare; nothing is asked yet.
+
+        Args:
+            client: The connection.
+            pool_uid: Prefix of the keys.
+            router: Our name among the routers.
+            siblings: Names of the other routers.
+            ledger: Whose state is shared.
+            metrics: Counts errors.
+        """
+        self._client = client
+        self._prefix = f"sglpool:{pool_uid}"
+        self._router = router
+        self._siblings = siblings
+        self._ledger = ledger
+        self._metrics = metrics
+        self._failures = 0
+        self._wanted: dict[ConversationKey, asyncio.Future[None]] = {}
+        self._readers: set[asyncio.Task[None]] = set()
+        self._waiting: OrderedDict[ConversationKey, str] = OrderedDict()
+        # Until the first heartbeat it is not known whether there is a store at all.
+        self._set_available(False)
+
+    @property
+    def available(self) -> bool:
+        """Whether the breaker is closed."""
+        return self._ledger.state.store_available
+
+    async def run(self) -> None:
+        """Heartbeats and writes, for ever."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._beat())
+                tasks.create_task(self._write())
+        finally:
+            await self._client.aclose()
+
+    # Reading.
+
+    async def fetch(self, key: ConversationKey) -> None:
+        """Read a conversation together with all others that are wanted in this turn of the event loop."""
+        if not self.available:
+            return
+        future = self._wanted.get(key)
+        if future is None:
+            if not self._wanted:
+                asyncio.get_running_loop().call_soon(self._start_reading)
+            future = self._wanted[key] = asyncio.get_running_loop().create_future()
+        await asyncio.shield(future)
+
+    def _start_reading(self) -> None:
+        wanted, self._wanted = self._wanted, {}
+        task = asyncio.ensure_future(self._read(wanted))
+        self._readers.add(task)
+        task.add_done_callback(self._readers.discard)
+
+    async def _read(self, wanted: dict[ConversationKey, asyncio.Future[None]]) -> None:
+        try:
+            async with asyncio.timeout(READ_LIMIT_S):
+                pipeline = self._client.pipeline(transaction=False)
+                for key in wanted:
+                    pipeline.hget(self._key(key), "record")
+                found = await pipeline.execute(raise_on_error=False)
+            self._succeeded()
+            for content in found:
+                self._absorb(content)
+        except _FAILURES as problem:
+            self._failed(problem)
+        finally:
+            for future in wanted.values():
+                if not future.done():
+                    future.set_result(None)
+
+    def _absorb(self, content: object) -> None:
+        if not isinstance(content, bytes) or len(content) > MAX_RECORD_BYTES:
+            return
+        try:
+            self._ledger.state.absorb(json.loads(content), self._ledger.clock_s(), "store")
+        except (RecordError, ValueError):
+            self._metrics.store_errors.inc()
+
+    # Writing.
+
+    def note(self, key: ConversationKey, seen_home: str | None) -> None:
+        """Write a conversation soon, unless the store is away: what it missed comes with the next request."""
+        if not self.available:
+            return
+        # Of several changes before a write, the first says what the store is believed to hold.
+        self._waiting.setdefault(key, seen_home or "")
+        if len(self._waiting) > MAX_WAITING:
+            self._waiting.popitem(last=False)
+
+    async def _write(self) -> None:
+        while True:
+            await asyncio.sleep(WRITE_PERIOD_S)
+            while self._waiting and self.available:
+                batch = [self._waiting.popitem(last=False) for _ in range(min(MAX_BATCH, len(self._waiting)))]
+                try:
+                    async with asyncio.timeout(WRITE_LIMIT_S):
+                        await self._write_batch(batch)
+                    self._succeeded()
+                except _FAILURES as problem:
+                    self._failed(problem)
+            if not self.available:
+                self._waiting.clear()
+
+    async def _write_batch(self, batch: list[tuple[ConversationKey, str]]) -> None:
+        state = self._ledger.state
+        pipeline = self._client.pipeline(transaction=False)
+        written = []
+        ttl_s = str(int(state.config.ttl_s))
+        for key, seen_home in batch:
+            record = state.record(key)
+            if record is None or record["home"] is None:
+                continue
+            home = str(record["home"])
+            pipeline.eval(_SETTLE, 1, self._key(key), seen_home, home, json.dumps(record), ttl_s)
+            written.append(key)
+        if not written:
+            return
+        for key, answer in zip(written, await pipeline.execute(raise_on_error=False), strict=True):
+            if isinstance(answer, bytes):
+                self._lost(key, answer)
+            elif isinstance(answer, RedisError):
+                raise answer
+
+    def _lost(self, key: ConversationKey, content: bytes) -> None:
+        """Another router gave it a home first: that one counts while it can serve, else ours."""
+        try:
+            theirs = json.loads(content)["home"]
+        except (ValueError, KeyError, TypeError):
+            self._metrics.store_errors.inc()
+            return
+        replica = self._ledger.replicas.get(theirs)
+        conversation = self._ledger.state.get(key)
+        if replica is not None and replica.healthy and conversation is not None:
+            self._ledger.state.set_home(conversation, theirs)
+        else:
+            self._waiting[key] = str(theirs)
+
+    # The heartbeat.
+
+    async def _beat(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(CONNECT_LIMIT_S):
+                    await self._exchange_counts()
+                self._succeeded()
+                if not self.available:
+                    _LOG.info("store: back")
+                    self._set_available(True)
+            except _FAILURES as problem:
+                self._failed(problem)
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _exchange_counts(self) -> None:
+        """Tell the other routers what we have in flight on each replica, and take theirs."""
+        replicas = self._ledger.replicas
+        own = {uid: replica.own_in_flight for uid, replica in replicas.items() if replica.own_in_flight}
+        siblings = list(self._siblings())
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.set(self._heart(self._router), json.dumps(own), ex=HEARTBEAT_TTL_S)
+        if siblings:
+            pipeline.mget([self._heart(name) for name in siblings])
+        answers = await pipeline.execute()
+        self._set_others(answers[1] if siblings else [])
+
+    def _set_others(self, contents: Sequence[bytes | None]) -> None:
+        others: dict[str, int] = {}
+        for content in contents:
+            for uid, count in _counts(content).items():
+                others[uid] = others.get(uid, 0) + count
+        for uid, replica in self._ledger.replicas.items():
+            replica.others_in_flight = others.get(uid, 0)
+
+    # The breaker.
+
+    def _succeeded(self) -> None:
+        self._failures = 0
+
+    def _failed(self, problem: BaseException) -> None:
+        self._metrics.store_errors.inc()
+        self._failures += 1
+        refused = isinstance(problem, ConnectionError | redis.ConnectionError) and not isinstance(
+            problem, redis.TimeoutError
+        )
+        if self.available and (refused or self._failures >= OPEN_AFTER):
+            _LOG.warning("store: %s; going on with what this router knows", str(problem) or type(problem).__name__)
+            self._set_available(False)
+            self._set_others([])
+
+    def _set_available(self, available: bool) -> None:
+        self._ledger.state.store_available = available
+
+    def _key(self, key: ConversationKey) -> str:
+        return f"{self._prefix}:c:{key.session}{key.conversation}"
+
+    def _heart(self, router: str) -> str:
+        return f"{self._prefix}:r:{router}"
+
+
+def _counts(content: bytes | None) -> Mapping[str, int]:
+    if content is None:
+        return {}
+    try:
+        counts: Any = json.loads(content)
+        return {str(uid): int(count) for uid, count in counts.items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}
+
+
+def connect(url: str, password: str | None) -> redis.Redis:
+    """A client that neither waits long nor tries again: the next heartbeat does."""
+    return redis.Redis.from_url(
+        url,
+        password=password,
+        socket_connect_timeout=CONNECT_LIMIT_S,
+        socket_keepalive=True,
+        max_connections=32,
+        retry=Retry(NoBackoff(), 0),
+        client_name="sglpool-router",
+    )

@@ -1,0 +1,130 @@
+"""What a router shows of itself: the JSON state for the operator, and gauges for Prometheus.
+
+Read-only, and made when somebody asks. Not here: the HTTP endpoint (`endpoint`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from sglpool.picker.fleet import Fleet, Member
+from sglpool.picker.ledger import Ledger
+from sglpool.routing.load import load
+
+IDLE_S = 60.0
+"""A replica is idle only if no conversation that lives on it was seen for so long."""
+
+
+class Views:
+    """State of one router."""
+
+    def __init__(self, *, pool: str, router: str, ledger: Ledger, fleet: Fleet, has_store: bool) -> None:
+        """Show these."""
+        self._pool = pool
+        self._router = router
+        self._ledger = ledger
+        self._fleet = fleet
+        self._has_store = has_store
+        self.leaving = False
+        """The router's own pod is on its way out."""
+
+    def state(self) -> dict[str, Any]:
+        """What /state answers."""
+        now_s = self._ledger.clock_s()
+        recent = self._ledger.state.homes_seen_since(now_s - IDLE_S)
+        members = sorted(self._fleet.members.values(), key=lambda member: (member.pod.name, member.replica.uid))
+        return {
+            "pool": self._pool,
+            "router": self._router,
+            "leaving": self.leaving,
+            "replicas": [self._replica(member, recent, now_s) for member in members],
+            "conversations": len(self._ledger.state.conversations),
+            "in_flight": sum(member.replica.own_in_flight for member in members),
+            "refused_conversations_last_minute": self._ledger.refused_conversations(),
+            "store": {"configured": self._has_store, "available": self._ledger.state.store_available},
+        }
+
+    def _replica(self, member: Member, recent: set[str], now_s: float) -> dict[str, Any]:
+        replica, pod = member.replica, member.pod
+        in_flight = replica.own_in_flight + replica.others_in_flight
+        polled_s = replica.polled_at_s
+        return {
+            "uid": pod.uid,
+            "pod": pod.name,
+            "address": replica.address,
+            "gpu": pod.gpu,
+            "weight": replica.weight,
+            "ready": pod.ready,
+            "healthy": replica.healthy,
+            "draining": replica.draining,
+            "terminating": pod.terminating,
+            "unproven": pod.unproven,
+            "refused": replica.refused,
+            "load": load(replica, now_s),
+            "in_flight": replica.own_in_flight,
+            "others_in_flight": replica.others_in_flight,
+            "queued": member.queued,
+            "max_concurrent": replica.max_concurrent,
+            "kv_used_tokens": replica.kv_used_tokens,
+            "kv_total_tokens": replica.kv_total_tokens,
+            "prefill_tokens_per_s": replica.prefill_tokens_per_s,
+            "conversations": self._ledger.state.homed(replica.uid),
+            "idle": in_flight == 0 and not member.engine_busy and replica.uid not in recent,
+            "missed_polls": member.missed_polls,
+            "last_poll_age_s": None if polled_s is None else round(max(0.0, now_s - polled_s), 3),
+        }
+
+
+class Gauges(Collector):
+    """What is the case now, as metrics."""
+
+    def __init__(self, views: Views) -> None:
+        """Read `views` at every scrape."""
+        self._views = views
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """Nothing ahead of the first scrape."""
+        return ()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """All gauges."""
+        state = self._views.state()
+        replicas = state["replicas"]
+        for name, text, field in (
+            ("load", "Requests on a replica, as far as this router knows.", "load"),
+            ("in_flight", "Requests that this router has on a replica.", "in_flight"),
+            ("queued", "Requests waiting in a replica's engine.", "queued"),
+            ("kv_used_tokens", "KV tokens that a replica's requests hold.", "kv_used_tokens"),
+            ("kv_total_tokens", "KV tokens that fit on a replica.", "kv_total_tokens"),
+            ("homed_conversations", "Conversations that live on a replica.", "conversations"),
+            ("replica_healthy", "1 for a replica that may be chosen.", "healthy"),
+            ("replica_draining", "1 for a replica that is to become empty.", "draining"),
+        ):
+            family = GaugeMetricFamily(f"sglpool_router_{name}", text, labels=("pod", "gpu"))
+            for replica in replicas:
+                family.add_metric((replica["pod"], replica["gpu"]), float(replica[field]))
+            yield family
+        ratio = variance_to_mean([replica["load"] for replica in replicas if replica["healthy"]])
+        for name, text, value in (
+            ("conversations", "Conversations that this router remembers.", state["conversations"]),
+            ("load_variance_to_mean", "Variance of the replicas' load over its mean: 1 is chance, 0 is even.", ratio),
+            (
+                "refused_conversations",
+                "Distinct conversations refused within a minute.",
+                state["refused_conversations_last_minute"],
+            ),
+            ("store_available", "1 while the store of homes answers.", state["store"]["available"]),
+        ):
+            yield GaugeMetricFamily(f"sglpool_router_{name}", text, value=float(value))
+
+
+def variance_to_mean(loads: list[float]) -> float:
+    """Variance over mean, 0 where there is no load."""
+    if not loads or sum(loads) == 0:
+        return 0.0
+    mean = sum(loads) / len(loads)
+    return sum((each - mean) ** 2 for each in loads) / len(loads) / mean
