@@ -147,7 +147,9 @@ class AccessLog:
         except ValueError:
             self._metrics.bad_log_lines.inc()
             return
-        if entry is not None:
+        if entry is None:
+            self._metrics.unplaced.inc()
+        else:
             self._on_entry(entry)
 
     def _open(self) -> bool:

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from sglpool.picker.ledger import Picked, Refused
 from sglpool.picker.metrics import Metrics
@@ -60,10 +60,10 @@ class AuthzProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, unless there are too many."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports do not inherit from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
         if len(self._connections) >= MAX_CONNECTIONS:
-            transport.abort()
+            self._transport.abort()
         else:
             self._connections.add(self)
 

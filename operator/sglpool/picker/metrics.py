@@ -32,6 +32,7 @@ class Metrics:
         self.bad_requests = self._counter("bad_questions", "Questions of Envoy's that could not be read.")
         self.log_lines = self._counter("log_lines", "Lines of Envoy's access log that were read.")
         self.bad_log_lines = self._counter("bad_log_lines", "Lines of it that could not be read.")
+        self.unplaced = self._counter("unplaced_requests", "Requests that Envoy placed, or answered, without a pick.")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, as the engines' usage says.")
         self.cached_tokens = self._counter("cached_tokens", "Prompt tokens that an engine had cached.")
         self.completion_tokens = self._counter("completion_tokens", "Tokens generated.")
