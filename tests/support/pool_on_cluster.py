@@ -87,8 +87,9 @@ class ClusterPool:
         return self.kubectl.json("get", "statefulset", name, "-n", self.namespace, "--show-managed-fields")
 
     def pods(self) -> dict[str, dict[str, Any]]:
-        """Pods of the pool by name."""
-        items = self.kubectl.json("get", "pods", "-n", self.namespace, "-l", f"sglpool.io/pool={self.name}")["items"]
+        """Engine pods of the pool by name."""
+        labels = f"sglpool.io/pool={self.name},app.kubernetes.io/component=engine"
+        items = self.kubectl.json("get", "pods", "-n", self.namespace, "-l", labels)["items"]
         return {pod["metadata"]["name"]: pod for pod in items}
 
     def revisions(self) -> dict[str, str]:

@@ -32,8 +32,13 @@ KIMI: Json = {
             "draftModel": {"source": {"huggingFace": {"repo": "nvidia/Kimi-K2.6-DFlash", "revision": COMMIT}}},
         },
         "replicas": 2,
+        # Most tests are about engines; those of the router switch it on.
+        "router": {"enabled": False},
     },
 }
+
+ROUTED: Json = {"router": {"enabled": True}}
+"""The change that gives the pool its router."""
 
 
 def manifest(changes: Json | None = None, *, metadata: Json | None = None) -> Json:

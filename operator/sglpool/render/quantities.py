@@ -6,6 +6,8 @@ here: what an amount means.
 
 from __future__ import annotations
 
+import math
+
 from sglpool.api.quantity import amount
 
 MIB = 2**20
@@ -39,8 +41,8 @@ def canonical_amount(value: str | int) -> str:
     if number == 0:
         return "0"
     if not binary and number != int(number):
-        return f"{-int(-number * 1000 // 1)}m"
-    whole, step = -int(-number // 1), 1024 if binary else 1000
+        return f"{math.ceil(number * 1000)}m"
+    whole, step = math.ceil(number), 1024 if binary else 1000
     suffixes = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"] if binary else ["", "k", "M", "G", "T", "P", "E"]
     power = 0
     while whole % step == 0 and power + 1 < len(suffixes):

@@ -66,12 +66,13 @@ def router_shape(pool: Pool, sized: Sequence[SizedGPU]) -> RouterShape:
     """What Envoy's configuration depends on."""
     router = pool.spec.router
     return RouterShape(
-        pool=pool.key,
+        pool=pool.name,
         max_replicas=largest_fleet(pool),
         max_concurrent_requests=max_concurrent_requests(pool, sized),
         body_limit_bytes=router.body_limit,
         api_keys=router.auth is not None,
         tls_dir=TLS_DIR if uses_tls(pool) else None,
+        stream_grace_s=STREAM_GRACE_S,
         http_port=HTTP_PORT,
         config_dir=CONFIG_DIR,
     )

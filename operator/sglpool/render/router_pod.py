@@ -6,6 +6,7 @@ the TLS key. Not here: the Deployment around it (`router`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sglpool import __version__
@@ -29,7 +30,7 @@ from sglpool.render.router_ports import (
     STATE_PORT_NAME,
 )
 from sglpool.render.volumes import Volume
-from sglpool.routing.pickerconfig import CONFIG_PATH, DRAINED_MARKER, SHARED_DIR
+from sglpool.routing.pickerconfig import CONFIG_PATH, DRAINED_MARKER, LEAVING_MARKER, SHARED_DIR
 
 PICKER_IMAGE = f"sglpool/sglpool:v{__version__}"
 ENVOY_IMAGE = "envoyproxy/envoy:v1.40.0"
@@ -52,7 +53,11 @@ _TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 _TOKEN_LIFE_S = 3607
 """What the API server gives every pod by itself."""
 
-_WAIT_FOR_STREAMS = ["sh", "-c", f"until [ -e {SHARED_DIR}/{DRAINED_MARKER} ]; do sleep 1; done"]
+_WAIT_FOR_STREAMS = f"until [ -e {SHARED_DIR}/{DRAINED_MARKER} ]; do sleep 1; done"
+_LEAVE = f"touch {SHARED_DIR}/{LEAVING_MARKER}; {_WAIT_FOR_STREAMS}"
+
+PICKER_KILL_GRACE_S = 2
+"""Of a picker that hangs: it has nothing to finish, and preStop would wait for what it will never write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +171,10 @@ def _envoy_container(pool: Pool, shape: RouterShape, volumes: _Volumes) -> Manif
         "resources": {"requests": requests} | ({"limits": limits} if limits else {}),
         "securityContext": container_security(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "lifecycle": {"preStop": {"exec": {"command": list(_WAIT_FOR_STREAMS)}}},
+        # No liveness probe: a kubelet runs preStop before that kill too, and the picker would take it for the end.
+        "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", _LEAVE]}}},
+        "startupProbe": _probe("/healthz", HEALTH_PORT_NAME, period_s=1, timeout_s=2, failures=60),
         "readinessProbe": _probe("/readyz", HEALTH_PORT_NAME, period_s=2, timeout_s=2, failures=2),
-        "livenessProbe": _probe("/healthz", HEALTH_PORT_NAME, period_s=10, timeout_s=5, failures=6),
         "volumeMounts": [volume.mount() for volume in (*volumes.both, *volumes.envoy)],
     }
 
@@ -179,8 +185,11 @@ def _picker_container(pool: Pool, volumes: _Volumes) -> Manifest:
     return _sglpool_container(pool, names.PICKER_CONTAINER, arguments, volumes) | {
         "ports": [_port(STATE_PORT_NAME, STATE_PORT)],
         # It leads the way out, so it stays as long as Envoy does.
-        "lifecycle": {"preStop": {"exec": {"command": list(_WAIT_FOR_STREAMS)}}},
-        "livenessProbe": _probe("/healthz", STATE_PORT_NAME, period_s=5, timeout_s=3, failures=3),
+        "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", _WAIT_FOR_STREAMS]}}},
+        "livenessProbe": {
+            **_probe("/healthz", STATE_PORT_NAME, period_s=5, timeout_s=3, failures=3),
+            "terminationGracePeriodSeconds": PICKER_KILL_GRACE_S,
+        },
     }
 
 
@@ -265,4 +274,4 @@ def _canonical(amounts: dict[str, int | str]) -> dict[str, str]:
 def _threads(cpus: str) -> int:
     """Worker threads for an amount of CPU: whole cores, rounded up."""
     cores = amount(cpus)
-    return 1 if cores is None else max(1, -int(-cores // 1))
+    return 1 if cores is None else max(1, math.ceil(cores))
