@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -97,6 +99,23 @@ class World:
         return sorted((p for p in self.cluster.pods.values() if not p.terminating), key=lambda p: p.name)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def routers() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sglpool.render.router.ROUTERS_SWITCHED_ON", True)
+        yield
+
+
+ROUTERS = st.sampled_from(
+    [
+        {"enabled": False},
+        {"enabled": True},
+        {"enabled": True, "replicas": 2, "sessionStore": {"managed": {}}},
+        {"enabled": True, "bodyLimit": "1Mi"},
+    ]
+)
+
+
 class AnyHistory(RuleBasedStateMachine):
     """Users edit, pods fail, nodes come and go, the operator dies; the model asserts what must hold at every step."""
 
@@ -123,6 +142,16 @@ class AnyHistory(RuleBasedStateMachine):
     @rule(most=st.integers(1, 3))
     def change_pace(self, most):
         self.world.edit(rollout={"maxUnavailable": most})
+
+    @rule(router=ROUTERS)
+    def change_router(self, router):
+        self.world.edit(router=router)
+
+    @precondition(lambda self: self.world.cluster.deployments)
+    @rule(data=st.data())
+    def lose_a_deployment(self, data):
+        name = data.draw(st.sampled_from(sorted(self.world.cluster.deployments)))
+        del self.world.cluster.deployments[name]
 
     @rule(capacity=st.integers(0, 6), gpu_type=st.sampled_from(["B200", "B300"]))
     def change_capacity(self, capacity, gpu_type):
@@ -160,6 +189,12 @@ class AnyHistory(RuleBasedStateMachine):
         self.world.settle()
         self.world.assert_reached()
         assert self.world.plan().steps == ()
+        router = self.world.manifest["spec"]["router"]
+        expected = {"kimi-router"} if router["enabled"] else set()
+        expected |= {"kimi-valkey"} if "sessionStore" in router else set()
+        assert self.world.cluster.deployments.keys() == expected
+        left = {n for k, n in self.world.cluster.children if k != "ConfigMap" and names.is_router_child("kimi", k, n)}
+        assert left - {"kimi-engine"} == expected
 
 
 TestAnyHistory = AnyHistory.TestCase
@@ -273,6 +308,27 @@ def test_what_cannot_work_can_still_be_scaled(change, before, after):
         assert not [s for s in world.round().steps if isinstance(s, forbidden)]
     kept = any(g["type"] == "B200" for g in world.manifest["spec"]["gpus"])
     assert world.cluster.ready() == (after if kept else before)
+
+
+@settings(max_examples=40, deadline=None)
+@given(ROUTERS, ROUTERS)
+def test_a_change_of_the_router_never_touches_an_engine(before, after):
+    world = World(router=before)
+    world.settle()
+    running = {p.uid for p in world.pods()}
+    world.edit(router=after)
+    world.settle()
+    world.assert_reached()
+    assert {p.uid for p in world.pods()} == running
+
+
+def test_scaling_never_touches_the_router():
+    world = World(router={"enabled": True})
+    world.settle()
+    before = world.cluster.deployments["kimi-router"]["metadata"]["generation"]
+    world.edit(replicas=6)
+    world.settle()
+    assert world.cluster.deployments["kimi-router"]["metadata"]["generation"] == before
 
 
 def test_an_equal_edit_changes_nothing():

@@ -3,7 +3,8 @@
 It follows the source of the StatefulSet controller with parallel pod management: which revision an ordinal gets,
 when the controller replaces a pod, when `currentRevision` advances, what server-side apply does to `replicas` and
 who owns it, the API's default of one replica. Pods are scheduled while GPUs last and become ready unless their image
-is a bad one. It answers no requests: tests of requests use a real API server.
+is a bad one. A Deployment replaces all its pods within a tick. It answers no requests: tests of requests use a real
+API server.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from sglpool.api.pool import Pool
 from sglpool.plan import (
     ApplyTemplate,
     CreateStatefulSet,
+    DeleteChild,
     DeleteObject,
     EnsureChild,
     Observed,
+    ObservedDeployment,
     ObservedPod,
     ObservedStatefulSet,
     OrphanStatefulSet,
@@ -132,6 +135,7 @@ class ModelCluster:
         self.statefulsets: dict[str, ModelStatefulSet] = {}
         self.pods: dict[str, ModelPod] = {}
         self.children: set[tuple[str, str]] = set()
+        self.deployments: dict[str, Manifest] = {}
         self.revisions: dict[str, Manifest] = {}
         self.max_unavailable = 1
         self.taken: set[str] = set()
@@ -142,6 +146,7 @@ class ModelCluster:
         return Observed(
             statefulsets=tuple(ObservedStatefulSet.from_manifest(s.manifest()) for s in self.statefulsets.values()),
             pods=tuple(ObservedPod.from_manifest(p.manifest()) for p in self.pods.values()),
+            deployments=tuple(map(ObservedDeployment.from_manifest, self.deployments.values())),
             children=frozenset(self.children),
             refusals={},
         )
@@ -162,7 +167,10 @@ class ModelCluster:
     def _apply(self, step: Step) -> None:
         match step:
             case EnsureChild(manifest=manifest):
-                self.children.add((manifest["kind"], manifest["metadata"]["name"]))
+                self._ensure(manifest)
+            case DeleteChild(kind=kind, name=name):
+                self.children.discard((kind, name))
+                self.deployments.pop(name, None)
             case CreateStatefulSet(manifest=manifest):
                 self._create(manifest, replicas=0, partition=0)
             case RecreateStatefulSet(manifest=manifest, replicas=replicas, revision=revision):
@@ -174,11 +182,7 @@ class ModelCluster:
             case Scale(name=name, replicas=replicas, partition=partition):
                 self._scale(self.statefulsets[name], replicas, partition)
             case DeleteObject(kind="Pod", name=name, uid=uid):
-                pod = self.pods.get(name)
-                if pod and pod.uid == uid and pod.owner:
-                    self._replace(pod)
-                elif pod and pod.uid == uid:
-                    pod.terminating = True
+                self._delete_pod(name, uid)
             case DeleteObject(name=name, uid=uid):
                 assert self.statefulsets[name].uid == uid
                 self.delete(name)
@@ -186,6 +190,22 @@ class ModelCluster:
                 self.orphan(name)
             case _:
                 raise AssertionError(f"the model knows no {step}")
+
+    def _ensure(self, manifest: Manifest) -> None:
+        """Applied. The controller of a Deployment has not looked yet, and its pods are those of before."""
+        self.children.add((manifest["kind"], manifest["metadata"]["name"]))
+        if manifest["kind"] != "Deployment":
+            return
+        before = self.deployments.get(manifest["metadata"]["name"], {"metadata": {"generation": 0}, "status": {}})
+        metadata = {**manifest["metadata"], "uid": "d", "generation": before["metadata"]["generation"] + 1}
+        self.deployments[metadata["name"]] = {**manifest, "metadata": metadata, "status": before["status"]}
+
+    def _delete_pod(self, name: str, uid: str) -> None:
+        pod = self.pods.get(name)
+        if pod and pod.uid == uid and pod.owner:
+            self._replace(pod)
+        elif pod and pod.uid == uid:
+            pod.terminating = True
 
     def _create(self, manifest: Manifest, *, replicas: int, partition: int) -> None:
         name = manifest["metadata"]["name"]
@@ -257,6 +277,12 @@ class ModelCluster:
         """One round of the StatefulSet controller, the scheduler and the kubelets."""
         for current in list(self.statefulsets.values()):
             self._control(current)
+        for deployment in self.deployments.values():
+            count = deployment["spec"]["replicas"]
+            deployment["status"] = {
+                "observedGeneration": deployment["metadata"]["generation"],
+                **dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas"), count),
+            }
         for pod in self.pods.values():
             taken = sum(p.node for p in self.pods.values() if p.gpu_type == pod.gpu_type)
             if not pod.node and not pod.terminating and taken < self.capacity.get(pod.gpu_type, 0):

@@ -14,6 +14,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from sglpool import __version__
+from sglpool.api import names
 from sglpool.cli import operator as operator_command
 from sglpool.cli.app import app
 from sglpool.cli.operator import BadArgument, OperatorArguments, options_of, set_up_logging
@@ -136,11 +137,23 @@ def test_manifests_have_sizes_and_no_owner_and_no_namespace_of_their_own() -> No
     manifests = list(yaml.safe_load_all(answer.stdout))
 
     assert answer.exit_code == 0
-    assert [m["kind"] for m in manifests] == [
+    engines = [m for m in manifests if m["metadata"]["labels"][names.LABEL_COMPONENT] == "engine"]
+    assert [m["kind"] for m in engines if m["kind"] != "NetworkPolicy"] == [
         "ServiceAccount", "Service", "PodDisruptionBudget", "ConfigMap", "StatefulSet", "ConfigMap", "StatefulSet",
     ]  # fmt: skip
     assert not any("ownerReferences" in m["metadata"] or "namespace" in m["metadata"] for m in manifests)
     assert [m["spec"]["replicas"] for m in manifests if m["kind"] == "StatefulSet"] == [2, 0]
+
+
+def test_the_router_is_in_the_table_and_among_the_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglpool.render.router.ROUTERS_SWITCHED_ON", True)
+    words = " ".join(run("plan", "-f", str(SAMPLE)).stdout.split())
+    assert "Router: 1 pod, at most 28 requests on a replica, http://" in words
+    manifests = list(yaml.safe_load_all(run("plan", "-f", str(SAMPLE), "-o", "yaml").stdout))
+    router = {m["kind"]: m for m in manifests if m["metadata"]["labels"][names.LABEL_COMPONENT] == "router"}
+    volumes = router["Deployment"]["spec"]["template"]["spec"]["volumes"]
+    assert router["ConfigMap"]["metadata"]["name"] in [v["configMap"]["name"] for v in volumes if "configMap" in v]
+    assert not any("namespace" in m["metadata"] for m in manifests)
 
 
 def test_manifests_stay_in_the_namespace_that_the_file_names() -> None:

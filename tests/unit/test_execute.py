@@ -13,6 +13,7 @@ from sglpool.plan import (
     AdoptStatefulSet,
     ApplyTemplate,
     CreateStatefulSet,
+    DeleteChild,
     DeleteObject,
     EnsureChild,
     OrphanStatefulSet,
@@ -284,3 +285,54 @@ async def test_a_bug_is_raised(bench):
     bench.kube.failures["apply", "Service", SERVICE["metadata"]["name"]] = KeyError("oops")
     with pytest.raises(KeyError):
         await bench.run([EnsureChild(manifest=SERVICE, reason="r")])
+
+
+DEPLOYMENT = {
+    "apiVersion": "apps/v1",
+    "kind": "Deployment",
+    "metadata": {
+        "name": "kimi-router",
+        "namespace": "serving",
+        "labels": names.child_labels("kimi", names.COMPONENT_ROUTER),
+        "annotations": {names.ANNOTATION_SPEC_HASH: "new", names.ANNOTATION_RENDER_HASH: "new"},
+        "ownerReferences": [{"kind": names.KIND, "name": "kimi", "uid": "pool", "controller": True}],
+    },
+    "spec": {"replicas": 1},
+}
+
+
+@pytest.mark.parametrize("exists", [False, True])
+async def test_an_applied_deployment_is_known_before_any_watch_tells_of_it(bench, exists):
+    if exists:
+        old = {**DEPLOYMENT["metadata"], "annotations": {names.ANNOTATION_SPEC_HASH: "old"}}
+        bench.store.put_deployment(bench.kube.put({**DEPLOYMENT, "metadata": old}))
+    await bench.run([EnsureChild(manifest=DEPLOYMENT, reason="r")])
+    [known] = bench.store.observed(KEY, {}).deployments
+    assert (known.spec_hash, known.owner_uid) == ("new", "pool")
+
+
+async def test_a_child_that_nobody_asks_for_is_deleted_by_its_uid_and_forgotten(bench):
+    live = bench.kube.put(DEPLOYMENT)
+    bench.store.put_deployment(live)
+    bench.store.add_child(KEY, "Deployment", "kimi-router")
+    outcome = await bench.run([DeleteChild(kind="Deployment", name="kimi-router", reason="r")])
+    assert outcome.changes == ("Delete Deployment kimi-router (r)",)
+    assert bench.kube.deletions["Deployment", "kimi-router"]["uid"] == live["metadata"]["uid"]
+    observed = bench.store.observed(KEY, {})
+    assert (observed.deployments, observed.children) == ((), frozenset())
+
+
+@pytest.mark.parametrize("owner", ["", "other"])
+async def test_a_child_of_somebody_else_is_never_deleted(bench, owner):
+    stranger = {**DEPLOYMENT, "metadata": {"name": "kimi-router", "labels": DEPLOYMENT["metadata"]["labels"]}}
+    bench.kube.put(stranger, owner=owner)
+    bench.store.replace_children({}, {KEY: [("Deployment", "kimi-router")]})
+    outcome = await bench.run([DeleteChild(kind="Deployment", name="kimi-router", reason="r")])
+    assert outcome.changes == ()
+    assert ("Deployment", "kimi-router") in bench.kube.objects
+    assert bench.store.observed(KEY, {}).surplus == frozenset()
+
+
+async def test_a_child_that_is_gone_already_is_no_failure(bench):
+    outcome = await bench.run([DeleteChild(kind="Role", name="kimi-router", reason="r")])
+    assert outcome == Outcome(changes=(), blockers=(), transient=None, look_again=False)

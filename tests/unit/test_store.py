@@ -171,3 +171,27 @@ def test_an_object_without_our_label_is_kept_only_under_a_pool_that_is_named():
     assert store.statefulset_uid(("other", "pool"), "kimi-b200") is None
     store.bury(KEY, name="kimi-b200", uid="sts")
     assert store.observed(KEY, {}).statefulsets == ()
+
+
+def test_pods_of_routers_and_stores_are_told_from_engines():
+    store = Store()
+    for number, component in enumerate(("engine", "router", "valkey")):
+        one = pod(number, version=number + 1)
+        one["metadata"]["labels"][names.LABEL_COMPONENT] = component
+        store.put_pod(one)
+    observed = store.observed(KEY, {})
+    assert [p.component for p in observed.pods] == ["engine"]
+    assert [p.component for p in observed.router_pods] == ["router", "valkey"]
+
+
+def test_a_deployment_goes_with_its_deletion_and_with_a_listing_that_lacks_it():
+    store = Store()
+    manifest = {**statefulset(version=3), "kind": "Deployment"}
+    assert store.put_deployment(manifest)
+    assert not store.put_deployment(manifest)
+    store.forget(manifest)
+    assert store.observed(KEY, {}).deployments == ()
+    again = {**manifest, "metadata": {**manifest["metadata"], "uid": "another", "resourceVersion": "5"}}
+    store.put_deployment(again)
+    store.replace(Store(), mark=store.mark())
+    assert store.keys() == []

@@ -20,6 +20,13 @@ class PlanFormat(StrEnum):
     YAML = "yaml"
 
 
+class ShowFormat(StrEnum):
+    """How `router show` answers."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
 class LogLevel(StrEnum):
     """Least severity that the operator logs."""
 
@@ -160,6 +167,41 @@ def picker(
     from sglpool.cli.picker import run
 
     raise typer.Exit(run(config, init=init, api_server=api_server, log_level=log_level.upper()))
+
+
+router = typer.Typer(name="router", help="Look at the routers of a pool.", no_args_is_help=True)
+app.add_typer(router)
+
+
+@router.callback()
+def routers() -> None:
+    """Look at the routers of a pool."""
+
+
+@router.command(
+    epilog="Exit code: 0 every router answered, 1 one did not, 2 there is none to ask. "
+    "Example: sglpool router show kimi-coder -n serving",
+)
+def show(
+    pool: Annotated[str, typer.Argument(metavar="POOL", help="Name of the pool.")],
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Its namespace.")] = "default",
+    kubeconfig: Annotated[
+        str | None,
+        typer.Option(help="Kubeconfig to use; default: the pod's own account, else $KUBECONFIG or ~/.kube/config."),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Ask one router here instead, for example http://localhost:9000 behind a port-forward."),
+    ] = None,
+    output: Annotated[
+        ShowFormat, typer.Option("--output", "-o", help="table: a row a replica. json: each router's state as it is.")
+    ] = ShowFormat.TABLE,
+) -> None:
+    """Show what the routers of a pool know of its replicas: load, KV cache, conversations, draining."""
+    from sglpool.cli.router import run_show
+
+    as_json = output is ShowFormat.JSON
+    raise typer.Exit(run_show(pool, namespace=namespace, kubeconfig=kubeconfig, url=url, as_json=as_json))
 
 
 @app.command(epilog="Install it: sglpool crd | kubectl apply --server-side -f -")

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from sglpool.api.names import MANAGER_TEMPLATE
 from sglpool.kube.errors import KubeError, NotFound
 from sglpool.kube.port import REQUEST_TIMEOUT_S, KubePort, Propagation
-from sglpool.kube.resources import Manifest, Resource, resource_for
+from sglpool.kube.resources import PODS, Manifest, Resource, resource_for
 from sglpool.kube.transport import Request, RequestHook, Transport, open_transport
 
 _PAGE_SIZE = 500
@@ -231,6 +231,24 @@ class KubeClient(KubePort):
         except NotFound:
             return False
         return True
+
+    async def pod_json(self, *, namespace: str, pod: str, port: int, path: str, timeout_s: float) -> Manifest:
+        """GET JSON from a pod through the API server's proxy.
+
+        Args:
+            namespace: the pod's namespace.
+            pod: its name.
+            port: the port that answers.
+            path: URL path without its first slash.
+            timeout_s: limit for the call.
+
+        Raises:
+            KubeError: the API server refuses, or cannot reach the pod.
+        """
+        where = f"proxy/{path}"
+        return await self._send(
+            "reach", "GET", PODS, namespace, f"{pod}:{port}", subresource=where, timeout_s=timeout_s
+        )
 
     async def _page(
         self,
