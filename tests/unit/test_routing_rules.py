@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from sglpool.routing.estimate import MIN_MISSES
 from sglpool.routing.policy import lapse, pick, release
 from sglpool.routing.state import MIXED_PICKS, RoutingState
 from sglpool.routing.types import DEFAULT_CONFIG, ConversationKey, Decision, Outcome, PickRequest, Replica, Rule
@@ -226,7 +227,7 @@ def test_a_length_that_comes_back_returns_to_where_its_prefix_is() -> None:
 
 
 def test_what_is_longer_than_the_prompt_is_no_prefix_of_it() -> None:
-    pool = Pool("a", "b", prefill_tokens_per_s=17_000.0)
+    pool = Pool("a", "b")
     pool.settle("a")
     pool.replicas["a"].others_in_flight = 2
     pool.turn(LONG // 3)
@@ -286,8 +287,10 @@ def test_a_replica_that_many_will_come_back_to_is_no_place_to_move_to() -> None:
 def test_evictions_teach_how_long_kv_stays() -> None:
     pool = Pool("a", "b")
     pool.settle("a")
-    pool.now_s += 1800
-    pool.turn(cached_tokens=0)
+    for _ in range(MIN_MISSES):
+        assert "a" not in pool.state.residency_s
+        pool.now_s += 1800
+        pool.turn(cached_tokens=0)
     assert pool.state.residency_s["a"] == pytest.approx(1800)
     pool.replicas["a"].others_in_flight = 2
     pool.now_s += 1700
@@ -296,11 +299,30 @@ def test_evictions_teach_how_long_kv_stays() -> None:
     assert pool.pick().rule is Rule.FREE_MOVE
 
 
+def test_a_hit_after_as_long_a_pause_contradicts_misses() -> None:
+    pool = Pool("a")
+    pool.turn()
+    for cached_tokens in (0, 0, 100_000, 0, 0):
+        pool.now_s += 600
+        pool.turn(cached_tokens=cached_tokens)
+        pool.now_s += 10
+    assert pool.state.residency_s == {}
+
+
+def test_a_rewritten_history_is_no_eviction() -> None:
+    pool = Pool("a")
+    for n in range(10):
+        pool.turn(LONG - 1000 * n, cached_tokens=0)
+        pool.now_s += 600
+    assert pool.state.residency_s == {}
+
+
 def test_hits_after_long_pauses_lengthen_what_was_learned() -> None:
     pool = Pool("a")
     pool.turn()
-    pool.now_s += 600
-    pool.turn(cached_tokens=0)
+    for _ in range(MIN_MISSES):
+        pool.now_s += 600
+        pool.turn(cached_tokens=0)
     pool.now_s += 3600
     pool.turn(cached_tokens=100_000)
     assert pool.state.residency_s["a"] > 1000
@@ -315,19 +337,29 @@ def test_a_miss_right_after_a_turn_says_nothing_about_residency() -> None:
 
 
 def test_spill_is_priced_by_the_prefill_it_costs() -> None:
-    pool = Pool("a", "b", prefill_tokens_per_s=10_000.0)
-    pool.settle("a", 40_000)  # 10,000 tokens: a second, worth a difference of 4.
+    pool = Pool("a", "b")
+    pool.settle("a", 160_000)  # 40,000 tokens: 1.6 s anew, worth a difference of 6.5.
+    pool.replicas["a"].others_in_flight = 6
+    decision = pool.pick(160_000)
+    assert decision.rule is Rule.STAY
+    pool.replicas["a"].others_in_flight = 7
+    decision = pool.pick(160_000)
+    assert (decision.rule, decision.home, decision.moved, decision.forced) == (Rule.SPILL, "b", True, False)
+    assert decision.inputs["migration_s"] == pytest.approx(1.6, rel=0.05)
+
+
+def test_a_short_conversation_spills_from_a_difference_of_four() -> None:
+    pool = Pool("a", "b")
+    pool.settle("a", 40_000)
     pool.replicas["a"].others_in_flight = 3
     assert pool.pick(40_000).rule is Rule.STAY
-    pool.replicas["a"].own_in_flight = 0
-    pool.replicas["a"].others_in_flight = 5
-    decision = pool.pick(40_000)
-    assert (decision.rule, decision.home, decision.moved, decision.forced) == (Rule.SPILL, "b", True, False)
-    assert decision.inputs["migration_s"] == pytest.approx(1.0, rel=0.1)
+    pool.release("a", 40_000)
+    pool.replicas["a"].others_in_flight = 4
+    assert pool.pick(40_000).rule is Rule.SPILL
 
 
 def test_a_long_warm_conversation_practically_never_spills() -> None:
-    pool = Pool("a", "b", prefill_tokens_per_s=17_000.0)
+    pool = Pool("a", "b")
     pool.settle("a")
     pool.replicas["a"].others_in_flight = 20
     assert pool.pick().rule is Rule.STAY
@@ -336,9 +368,9 @@ def test_a_long_warm_conversation_practically_never_spills() -> None:
 
 
 def test_a_spilled_conversation_is_re_homed_and_finds_its_way_back_cheap() -> None:
-    pool = Pool("a", "b", prefill_tokens_per_s=17_000.0)
+    pool = Pool("a", "b")
     pool.settle("a")
-    pool.replicas["a"].others_in_flight = 25
+    pool.replicas["a"].others_in_flight = 30
     assert pool.turn().home == "b"
     pool.replicas["a"].others_in_flight = 0
     assert pool.turn().home == "b"

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from sglpool.routing.estimate import prompt_tokens
+from sglpool.routing.estimate import prefill_s, prompt_tokens
 from sglpool.routing.load import POLL_STALE_S, load, weight
 from sglpool.routing.policy import pick, release
 from sglpool.routing.records import RecordError
@@ -60,6 +60,17 @@ def test_tokens_per_byte_come_from_the_conversation_then_from_the_pool() -> None
     own = Conversation(KEY, 0.0)
     own.tokens_per_byte = 0.1
     assert prompt_tokens(state, own, 1000) == pytest.approx(100)
+
+
+def test_a_rate_measured_on_ends_of_prompts_is_corrected_for_whole_ones() -> None:
+    # What a replica of Kimi K2 takes: 25 us for a first token, four times as much at 100k.
+    state = RoutingState()
+    measured, silent = replica(prefill_tokens_per_s=10_000.0), replica()
+    for each in (measured, silent):
+        assert prefill_s(state, each, 100_000, 0) == pytest.approx(6.25, rel=0.03)
+        assert prefill_s(state, each, 20_000, 0) == pytest.approx(0.65, rel=0.03)
+        assert prefill_s(state, each, 100_000, 90_000) == pytest.approx(0.96, rel=0.03)
+        assert prefill_s(state, each, 100_000, 120_000) == 0.0
 
 
 def test_usage_of_unknown_conversations_teaches_the_pool_too() -> None:

@@ -158,7 +158,7 @@ def _best_holder(
         if conversation.running_on(holder.uid) >= s.config.thick_requests:
             continue
         each = candidate(s, replica)
-        worth = spill_difference(s.config, migration_s(s, replica, held(s, holder)))
+        worth = spill_difference(s.config, migration_s(s, replica, 0.0, held(s, holder)))
         gain = worth - (each.score - best.score)
         if held(s, holder) > 0 and gain > chosen_gain:
             chosen, chosen_gain = each, gain
@@ -179,9 +179,9 @@ def held_on(s: Situation, uid: str) -> float:
     return 0.0
 
 
-def migration_s(s: Situation, replica: Replica, tokens: float) -> float:
-    """Return the seconds that a replica needs to compute tokens which another one has."""
-    return max(0.0, tokens) / estimate.prefill_rate(replica, s.config)
+def migration_s(s: Situation, replica: Replica, held_tokens: float, lost_tokens: float) -> float:
+    """Return the seconds that a replica needs for tokens which it does not hold and another one does."""
+    return estimate.prefill_s(s.state, replica, max(held_tokens, lost_tokens), held_tokens)
 
 
 def spill_difference(config: PolicyConfig, seconds: float) -> float:

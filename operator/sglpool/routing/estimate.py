@@ -1,6 +1,6 @@
 """What a router can guess about a prompt it never reads: its tokens, and how many of them a replica still holds.
 
-Bytes become tokens by a ratio learned from usage. A body far shorter than the last one is a reset (a compaction, a
+Bytes become tokens by a ratio learned from usage. A body clearly shorter than the last one is a reset (a compaction, a
 cleared session): its prefix is gone. A pause longer than the replica was seen to keep KV means that it is evicted.
 Not here: what follows from that (`rules`).
 """
@@ -14,8 +14,14 @@ from sglpool.routing.types import FINISH_TOOL_CALLS, Outcome, PickRequest, Polic
 LEARN = 0.3
 """Part of the way that one conversation's figures, and a replica's residency, go towards a new reading."""
 
+LEARN_HIT = 0.5
+"""The same towards a hit after a longer pause: whoever is believed to be cold may leave, so that hits are rarer."""
+
+MIN_MISSES = 3
+"""Misses of a replica, without a hit after as long a pause, before they mean evictions."""
+
 LEARN_POOL = 0.02
-"""The same for the pool's ratio, which sees many conversations."""
+"""The same as the first for the pool's ratio, which sees many conversations."""
 
 HOLDER_SLACK = 1.1
 """A holder with more tokens than the prompt, beyond the error of the estimate, holds no prefix of it."""
@@ -39,10 +45,10 @@ def is_side_request(conversation: Conversation, body_bytes: int, config: PolicyC
 
 
 def is_reset(conversation: Conversation, body_bytes: int, config: PolicyConfig) -> bool:
-    """Return whether the conversation has started over: the body fell below half, and it is one conversation."""
+    """Return whether the conversation has started over: the body shrank, and it is one conversation."""
     if conversation.running or conversation.mixed or is_side_request(conversation, body_bytes, config):
         return False
-    return body_bytes < config.warm_fraction * conversation.ctx_bytes
+    return body_bytes < config.reset_fraction * conversation.ctx_bytes
 
 
 def is_evicted(state: RoutingState, uid: str, idle_s: float) -> bool:
@@ -74,17 +80,30 @@ def held_tokens(state: RoutingState, holder: Holder, now_s: float, prompt: float
     return min(float(holder.tokens), prompt)
 
 
-def prefill_rate(replica: Replica | None, config: PolicyConfig) -> float:
-    """Return the tokens per second that a replica prefills."""
-    if replica is not None and replica.prefill_tokens_per_s is not None and replica.prefill_tokens_per_s > 0:
-        return replica.prefill_tokens_per_s
-    return config.prefill_tokens_per_s
+def prefill_s(state: RoutingState, replica: Replica, tokens: float, warm: float) -> float:
+    """Return the seconds that a replica needs for a prompt of which it holds the first `warm` tokens already.
+
+    A token costs more the further back it stands, since attention looks at all before it. Replicas measure their rate
+    on the ends of long prompts, because nearly all that they compute is what was added to a conversation; a whole
+    prompt anew is cheaper per token than that.
+    """
+    config = state.config
+    measured = replica.prefill_tokens_per_s
+    if measured is not None and measured > 0:
+        rate, at = measured, state.mean_prompt_tokens
+    else:
+        rate, at = config.prefill_tokens_per_s, config.prefill_prompt_tokens / 2
+    doubles = config.attention_doubles_tokens
+    first_rate = rate * (1.0 + at / doubles)
+    anew = max(0.0, tokens - warm)
+    return anew / first_rate * (1.0 + (warm + anew / 2) / doubles)
 
 
 def learn(state: RoutingState, conversation: Conversation | None, outcome: Outcome, now_s: float) -> None:
     """Take from a response what it says: the ratio of tokens to bytes, what the replica holds now, and evictions."""
     if outcome.prompt_tokens is not None and outcome.prompt_tokens > 0 and outcome.body_bytes > 0:
         ratio = outcome.prompt_tokens / outcome.body_bytes
+        state.mean_prompt_tokens += LEARN_POOL * (outcome.prompt_tokens - state.mean_prompt_tokens)
         state.tokens_per_byte += LEARN_POOL * (ratio - state.tokens_per_byte)
         if conversation is not None:
             own = conversation.tokens_per_byte
@@ -120,20 +139,42 @@ def _tokens_after(state: RoutingState, conversation: Conversation, outcome: Outc
 
 
 def _learn_residency(state: RoutingState, conversation: Conversation, outcome: Outcome) -> None:
-    """Learn from hits and misses how long the home keeps KV that nobody uses."""
+    """Learn from hits and misses how long the home keeps KV that nobody uses.
+
+    Only from prompts that went on where the last one ended: a rewritten history misses whatever the cache holds.
+    """
     home = conversation.home
     served = outcome.served_uid or outcome.replica_uid
     if outcome.cached_tokens is None or outcome.prompt_tokens is None or home != served or conversation.mixed:
         return
     expected = min(conversation.ctx_tokens, outcome.prompt_tokens)
-    was_reset = outcome.body_bytes < state.config.warm_fraction * conversation.ctx_bytes
-    if expected < MIN_EXPECTED_TOKENS or was_reset:
+    if expected < MIN_EXPECTED_TOKENS or outcome.body_bytes < conversation.ctx_bytes:
         return
-    idle_s = conversation.idle_s
-    known_s = state.residency_s.get(home)
     if outcome.cached_tokens >= expected * state.config.warm_fraction:
-        if known_s is not None and idle_s > known_s:
-            state.residency_s[home] = known_s + LEARN * (idle_s - known_s)
-    elif idle_s >= state.config.min_residency_s:
-        closer_s = idle_s if known_s is None else known_s + LEARN * (min(idle_s, known_s) - known_s)
-        state.residency_s[home] = max(state.config.min_residency_s, closer_s)
+        _learn_hit(state, home, conversation.idle_s)
+    elif conversation.idle_s >= state.config.min_residency_s:
+        _learn_miss(state, home, conversation.idle_s)
+
+
+def _learn_hit(state: RoutingState, uid: str, idle_s: float) -> None:
+    known_s = state.residency_s.get(uid)
+    if known_s is not None and idle_s > known_s:
+        state.residency_s[uid] = known_s + LEARN_HIT * (idle_s - known_s)
+    misses_s = state.misses_s.get(uid)
+    if misses_s is not None and idle_s > min(misses_s):
+        del state.misses_s[uid]
+
+
+def _learn_miss(state: RoutingState, uid: str, idle_s: float) -> None:
+    """A single miss may have any reason. Several, and no hit after as long a pause: KV does not stay that long."""
+    known_s = state.residency_s.get(uid)
+    if known_s is not None:
+        closer_s = known_s + LEARN * (min(idle_s, known_s) - known_s)
+        state.residency_s[uid] = max(state.config.min_residency_s, closer_s)
+        return
+    misses_s = (*state.misses_s.get(uid, ()), idle_s)
+    if len(misses_s) < MIN_MISSES:
+        state.misses_s[uid] = misses_s
+    else:
+        state.residency_s[uid] = max(misses_s)
+        state.misses_s.pop(uid, None)

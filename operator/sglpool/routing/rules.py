@@ -93,13 +93,13 @@ def _spill(s: Situation, home: Replica) -> Decision | None:
     here = choice.candidate(s, home)
     if here.pressure < config.spill_min_load or s.state.spill_tokens < 1.0:
         return None
-    least_s = choice.migration_s(s, home, s.warm - _held_at_most(s))
+    least_s = choice.migration_s(s, home, _held_at_most(s), s.warm)
     if here.pressure < choice.spill_difference(config, least_s):
         return None
     best, second = choice.next_best(s, home)
     if best is None or best.score >= here.score:
         return None
-    seconds = choice.migration_s(s, best.replica, s.warm - choice.held_on(s, best.replica.uid))
+    seconds = choice.migration_s(s, best.replica, choice.held_on(s, best.replica.uid), s.warm)
     if here.pressure - best.pressure < choice.spill_difference(config, seconds):
         return None
     return _move(s, home, best, second, Rule.SPILL, {"migration_s": seconds, "budget": s.state.spill_tokens})

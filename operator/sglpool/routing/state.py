@@ -104,7 +104,9 @@ class RoutingState:
         sessions: requests in flight by session, then by replica uid; sessions with none are not in it.
         pending: conversations that wait for their tools, by key, since when, the longest first.
         tokens_per_byte: of the whole pool, for conversations that have no figure of their own.
+        mean_prompt_tokens: of the whole pool: where in a prompt its prefill rates are measured.
         residency_s: per replica uid, the pause after which KV was found evicted. A replica without misses is not in it.
+        misses_s: per replica uid, pauses that ended in a miss, while they are too few to conclude from.
         spill_tokens: what is in the bucket that pays for spills.
         store_available: False while a shared store is away: then homes are neither learned nor changed.
     """
@@ -116,7 +118,9 @@ class RoutingState:
         self.sessions: dict[str, dict[str, int]] = {}
         self.pending: OrderedDict[ConversationKey, float] = OrderedDict()
         self.tokens_per_byte = config.tokens_per_byte
+        self.mean_prompt_tokens = config.prefill_prompt_tokens
         self.residency_s: dict[str, float] = {}
+        self.misses_s: dict[str, tuple[float, ...]] = {}
         self.spill_tokens = config.spill_burst
         self.store_available = True
 
@@ -226,8 +230,8 @@ class RoutingState:
 
     def forget_replicas(self, live: set[str]) -> None:
         """Drop what was learned about replicas that are gone. Homes on them stay: their next request fails over."""
-        for uid in [uid for uid in self.residency_s if uid not in live]:
-            del self.residency_s[uid]
+        self.residency_s = {uid: each for uid, each in self.residency_s.items() if uid in live}
+        self.misses_s = {uid: each for uid, each in self.misses_s.items() if uid in live}
 
     def homes_seen_since(self, since_s: float) -> set[str]:
         """Return the homes of conversations seen since then. A replica is idle only if it is not among them."""

@@ -166,6 +166,16 @@ class Outcome:
     served_uid: str | None = None
 
 
+_POSITIVE = (
+    "ramp_floor",
+    "ttl_s",
+    "max_conversations",
+    "prefill_tokens_per_s",
+    "attention_doubles_tokens",
+    "tokens_per_byte",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
     """Every constant of the policy. The defaults are those that were simulated.
@@ -181,13 +191,16 @@ class PolicyConfig:
         spill_budget: spills per request, at most.
         spill_burst: spills that may be saved up.
         free_move_difference: load difference from which a conversation without warm KV moves (rule 2).
-        warm_fraction: a reusable prefix below this part of the prompt is no reason to stay; also what a reset is.
+        warm_fraction: a reusable prefix below this part of the prompt is no reason to stay.
+        reset_fraction: a body below this part of the last one starts over (a compaction, a cleared session).
         ramp_s: how long a new replica's weight grows from nearly 0 to 1.
         ramp_floor: the weight at the start of that ramp.
         ttl_s: how long a conversation is remembered.
         max_conversations: conversations remembered, oldest out.
         max_holders: replicas remembered, besides its home, that hold a prefix of a conversation.
-        prefill_tokens_per_s: prefill rate of a replica that has not measured its own.
+        prefill_tokens_per_s: prefill rate of a replica that has not measured its own, on a prompt of the next length.
+        prefill_prompt_tokens: that length, nothing of it cached.
+        attention_doubles_tokens: context at which attention has doubled what a token costs in prefill.
         tokens_per_byte: tokens in a byte of body, before any usage was seen.
         side_request_bytes: a request up to this size, and far shorter than its conversation, is an aside (a title, a
             summary of one line) that says nothing about the conversation's length.
@@ -206,12 +219,15 @@ class PolicyConfig:
     spill_burst: float = 10.0
     free_move_difference: float = 1.0
     warm_fraction: float = 0.5
+    reset_fraction: float = 0.8
     ramp_s: float = 60.0
     ramp_floor: float = 0.05
     ttl_s: float = 4 * 3600.0
     max_conversations: int = 100_000
     max_holders: int = 4
-    prefill_tokens_per_s: float = 17_000.0
+    prefill_tokens_per_s: float = 16_000.0
+    prefill_prompt_tokens: float = 100_000.0
+    attention_doubles_tokens: float = 33_000.0
     tokens_per_byte: float = 0.25
     side_request_bytes: int = 32_768
     min_residency_s: float = 60.0
@@ -226,7 +242,7 @@ class PolicyConfig:
         for name in (each.name for each in fields(self)):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"routing policy: {name} is {getattr(self, name)}; it must be 0 or more")
-        for name in ("ramp_floor", "ttl_s", "max_conversations", "prefill_tokens_per_s", "tokens_per_byte"):
+        for name in _POSITIVE:
             if getattr(self, name) == 0:
                 raise ValueError(f"routing policy: {name} is 0; it must be more than 0")
         if self.spill_budget > 1:
