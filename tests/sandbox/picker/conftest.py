@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from typing import Any
 
 import pytest
+
 from support.envoy_peers import Answer, Peers
 from support.envoy_process import EnvoyProcess, Reply
 from support.picker_process import PickerProcess, PodApi, PolledEngine, engine_pod, free_port, router_pod
-from support.waiting import wait_until
 
 _networks = itertools.count(1)
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
@@ -34,10 +34,27 @@ STREAM = (
 SSE = {"content-type": "text/event-stream"}
 
 
+class Stream:
+    """A response under way."""
+
+    def __init__(self, connection: HTTPConnection) -> None:
+        self._connection = connection
+        self._response = connection.getresponse()
+        self.status = self._response.status
+        self.read = self._response.read
+        self.read1 = self._response.read1
+
+    def close(self) -> None:
+        """Hang up."""
+        self._response.close()
+        self._connection.close()
+
+
 class Router:
     """One router pod: Envoy and picker."""
 
-    def __init__(self, envoy: EnvoyProcess, picker: PickerProcess) -> None:
+    def __init__(self, envoy: EnvoyProcess, picker: PickerProcess, stack: ExitStack) -> None:
+        self._stack = stack
         self.envoy = envoy
         self.picker = picker
 
@@ -46,12 +63,12 @@ class Router:
         own = {"x-sglpool-session": session, **{name.replace("_", "-"): value for name, value in headers.items()}}
         return self.envoy.request(body=CHAT if body is None else body, headers=own)
 
-    def open_stream(self, session: str) -> HTTPConnection:
-        """A request whose answer is not read."""
+    def open_stream(self, session: str) -> Stream:
+        """A request whose answer is read later; closing it hangs up."""
         connection = self.envoy.connect()
         headers = {"x-sglpool-session": session}
         connection.request("POST", "/v1/chat/completions", json.dumps(CHAT).encode(), headers)
-        return connection
+        return self._stack.enter_context(closing(Stream(connection)))
 
     def await_engines(self, *addresses: str) -> None:
         """Wait until Envoy may send requests there."""
@@ -91,7 +108,7 @@ class Pool:
         self.api.put(router_pod(uid, settings.get("ip", "127.0.0.1")))
         envoy = self._stack.enter_context(EnvoyProcess(api_keys=api_keys))
         picker = self._stack.enter_context(PickerProcess(envoy, self.api, uid=uid, engine_port=self.port, **settings))
-        router = Router(envoy, picker)
+        router = Router(envoy, picker, self._stack)
         router.await_engines(*(engine.address for engine in self.engines))
         return router
 
@@ -117,8 +134,3 @@ def peers() -> Iterator[Peers]:
 def make_pool(peers: Peers) -> Iterator[Callable[[int], Pool]]:
     with ExitStack() as stack:
         yield lambda engines: Pool(peers, stack, engines)
-
-
-def eventually(check: Callable[[], Any], text: str, timeout_s: float = 15.0) -> Any:
-    """Wait for something to become true."""
-    return wait_until(check, timeout_s=timeout_s, describe=text, interval_s=0.02)
