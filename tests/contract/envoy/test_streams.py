@@ -165,3 +165,11 @@ def test_log_lines_survive_that_the_picker_takes_the_file_away(router: Any) -> N
         timeout_s=10,
         describe="three lines in two files",
     )
+
+
+def test_a_stream_on_which_nothing_moves_ends(make_router: Callable[..., Any]) -> None:
+    router = make_router(stream_idle_timeout_s=1)
+    router.a.silent = True
+    reply = router.envoy.request(body=CHAT, headers=SESSION)
+    assert reply.status == 504
+    assert router.envoy.wait_logged()[0]["flags"] == "SI"

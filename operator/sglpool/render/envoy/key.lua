@@ -12,13 +12,15 @@ local MESSAGE_BYTES, HASHED_BYTES = 4096, 512
 local byte, find, gsub, match, sub = string.byte, string.find, string.gsub, string.match, string.sub
 local tobit, tohex = bit.tobit, bit.tohex
 
--- 64 bits: two polynomial hashes. Every product stays below 2^53, where Lua's numbers are exact.
+-- 64 bits: two polynomial hashes, four bytes at a time. Every product stays below 2^53, where Lua's numbers are exact.
 local function digest(text)
   local one, two = #text, 5381
-  for i = 1, #text do
-    local c = byte(text, i)
-    one = tobit(one * 31 + c)
-    two = tobit(two * 1000003 + c)
+  text = text .. "\0\0\0"
+  for i = 1, #text - 3, 4 do
+    local a, b, c, d = byte(text, i, i + 3)
+    local word = a + b * 256 + c * 65536 + d * 16777216
+    one = tobit(one * 69069 + word)
+    two = tobit(two * 1000003 + word)
   end
   return tohex(one) .. tohex(two)
 end
