@@ -105,6 +105,7 @@ class ValkeyStore:
         self._wanted: dict[ConversationKey, asyncio.Future[None]] = {}
         self._readers: set[asyncio.Task[None]] = set()
         self._waiting: OrderedDict[ConversationKey, str] = OrderedDict()
+        self._writing = False
         # Until the first heartbeat it is not known whether there is a store at all.
         self._set_available(False)
 
@@ -112,6 +113,11 @@ class ValkeyStore:
     def available(self) -> bool:
         """Whether the breaker is closed."""
         return self._ledger.state.store_available
+
+    @property
+    def written(self) -> bool:
+        """Whether nothing waits to be written."""
+        return not self._waiting and not self._writing
 
     async def run(self) -> None:
         """Heartbeats and writes, for ever."""
@@ -182,12 +188,15 @@ class ValkeyStore:
             await asyncio.sleep(WRITE_PERIOD_S)
             while self._waiting and self.available:
                 batch = [self._waiting.popitem(last=False) for _ in range(min(MAX_BATCH, len(self._waiting)))]
+                self._writing = True
                 try:
                     async with asyncio.timeout(WRITE_LIMIT_S):
                         await self._write_batch(batch)
                     self._succeeded()
                 except _FAILURES as problem:
                     self._failed(problem)
+                finally:
+                    self._writing = False
             if not self.available:
                 self._waiting.clear()
 
