@@ -10,20 +10,18 @@ import json
 import re
 import sys
 import tempfile
-import time
 import urllib.request
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.router_own import own_router
 from benchmarks.router_peers import MARK, BenchmarkError, Load, Loaded, engines, run_load
-from benchmarks.router_variants import started
+from benchmarks.router_variants import await_socket, started
 
 from sglpool.routing import pickerconfig as names
 
 CONNECTIONS = 32
 HOLD_S = 0.1
-_START_LIMIT_S = 20.0
 _BUCKET = re.compile(r'^sglpool_router_decision_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
 
 
@@ -56,12 +54,13 @@ def decide(cache: Path, *, replicas: int, conversations: int, rate: int, seconds
         sessions=conversations,
         seconds=seconds,
         rate=rate,
+        urgent=True,
         # Every conversation is asked about once before it counts.
         warm_s=1.25 * conversations / rate + 2,
     )
-    with engines(cache, replicas) as addresses, tempfile.TemporaryDirectory(prefix="router-") as name:
+    with engines(cache, replicas, urgent=True) as addresses, tempfile.TemporaryDirectory(prefix="router-") as name:
         folder = Path(name)
-        with own_router(folder, addresses) as router:
+        with own_router(folder, addresses, urgent=True) as router:
             reported = replace(load, access_log=folder / names.ACCESS_LOG, hold_s=HOLD_S)
             before = _buckets(router.state)
             loaded = run_load(cache, folder, str(folder / names.AUTHZ_SOCKET), reported, router.cpu_s)
@@ -84,17 +83,11 @@ def _floor(cache: Path, load: Load) -> Loaded:
     with tempfile.TemporaryDirectory(prefix="router-") as name:
         folder = Path(name)
         path = folder / names.AUTHZ_SOCKET
-        with started("floor", [sys.executable, "-m", "benchmarks.router_floor", str(path)], folder) as floor:
-            _await_socket(path)
+        with started(
+            "floor", [sys.executable, "-m", "benchmarks.router_floor", str(path)], folder, urgent=True
+        ) as floor:
+            await_socket(path)
             return run_load(cache, folder, str(path), replace(load, warm_s=1.0), lambda: (sum(floor.cpu_times()[:2]),))
-
-
-def _await_socket(path: Path) -> None:
-    deadline_s = time.perf_counter() + _START_LIMIT_S
-    while not path.exists():
-        if time.perf_counter() > deadline_s:
-            raise BenchmarkError(f"nobody listens at {path}")
-        time.sleep(0.02)
 
 
 def _question() -> bytes:

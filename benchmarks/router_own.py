@@ -15,19 +15,20 @@ from pathlib import Path
 import psutil
 from benchmarks.router_peers import ENGINE_PORT, cores, pinned
 from benchmarks.router_pods import NAMESPACE, POOL, api_server
-from benchmarks.router_variants import ENVOY, Router, await_answer, free_port, started
+from benchmarks.router_variants import ENVOY, Router, await_answer, await_socket, free_port, started
 
 from sglpool.api import names
 from sglpool.render.envoy import bootstrap
 from sglpool.render.envoy.shape import RouterShape
-from sglpool.routing.pickerconfig import PickerConfig
+from sglpool.routing.pickerconfig import AUTHZ_SOCKET, PickerConfig
 
-MAX_CONCURRENT_REQUESTS = 64
+# Far above what is in flight: at thousands of requests a second, those whose end is not logged yet are many.
+MAX_CONCURRENT_REQUESTS = 512
 
 
 @contextmanager
-def own_router(folder: Path, engines: Sequence[str]) -> Iterator[Router]:
-    """Picker and Envoy, both on the router's core; yields once both serve."""
+def own_router(folder: Path, engines: Sequence[str], *, urgent: bool = False) -> Iterator[Router]:
+    """Picker and Envoy, both on the router's core; yields once both serve. `urgent` as for `pinned`."""
     shape = _shape(folder)
     for name, text in bootstrap.files(shape).items():
         (folder / name).write_text(text)
@@ -39,8 +40,8 @@ def own_router(folder: Path, engines: Sequence[str]) -> Iterator[Router]:
         subprocess.run(pinned(cores()[1], [*command, "--init"]), check=True, timeout=60)
         envoy_command = [str(ENVOY), *bootstrap.arguments(shape, concurrency=1), "--log-level", "warn"]
         with (
-            started("picker", [*command, "--api-server", url], folder, env=_POD) as picker,
-            started("envoy", envoy_command, folder) as envoy,
+            started("picker", [*command, "--api-server", url], folder, env=_POD, urgent=urgent) as picker,
+            started("envoy", envoy_command, folder, urgent=urgent) as envoy,
         ):
             yield _when_ready(folder, shape, config, picker, envoy)
 
@@ -82,5 +83,7 @@ def _when_ready(
 ) -> Router:
     await_answer(f"http://127.0.0.1:{config.state_port}/healthz", picker, folder / "picker.log")
     await_answer(f"http://127.0.0.1:{shape.http_port}/v1/models", envoy, folder / "envoy.log")
+    # Until then Envoy decides by itself.
+    await_socket(folder / AUTHZ_SOCKET)
     state = f"http://127.0.0.1:{config.state_port}"
     return Router(f"127.0.0.1:{shape.http_port}", folder, {"picker": picker, "envoy": envoy}, state)

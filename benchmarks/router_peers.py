@@ -10,9 +10,10 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 FIRST_ENGINE = "127.0.0.11"
@@ -22,6 +23,7 @@ MARK = "@@@@@@@@"
 SESSION_HEADERS = ("x-claude-code-session-id", "x-smg-routing-key")
 _HERE = Path(__file__).parent
 _LIMIT_S = 120.0
+_NICE = -15
 _FAILED_SHARE = 0.001
 
 
@@ -42,6 +44,7 @@ class Load:
         warm_s: For how long it runs before it is measured.
         access_log: File in which the clients of the picker report the end of their requests.
         hold_s: How long such a request takes.
+        urgent: As for `pinned`.
     """
 
     request: bytes
@@ -52,6 +55,7 @@ class Load:
     warm_s: float = 1.0
     access_log: Path | None = None
     hold_s: float = 0.0
+    urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +91,21 @@ def cores() -> tuple[int, int]:
     return usable[1], usable[0]
 
 
-def pinned(core: int, argv: list[str]) -> list[str]:
-    """The command, on one core."""
-    return ["taskset", "--cpu-list", str(core), *argv]
+def pinned(core: int, argv: Sequence[str], *, urgent: bool = False) -> list[str]:
+    """The command, on one core, and before whatever else runs there, where that is allowed.
+
+    Args:
+        core: The core.
+        argv: The command.
+        urgent: Whenever it has something to do, at once: only for loads that leave the core mostly idle.
+    """
+    order = ["chrt", "--rr", "1"] if urgent and _may_be_urgent() else ["nice", "-n", str(_NICE)]
+    return [*order, "taskset", "--cpu-list", str(core), *argv]
+
+
+@cache
+def _may_be_urgent() -> bool:
+    return subprocess.run(["chrt", "--rr", "1", "true"], check=False, capture_output=True).returncode == 0
 
 
 def engine_address(number: int) -> str:
@@ -98,15 +114,15 @@ def engine_address(number: int) -> str:
     return f"{head}.{int(last) + number}"
 
 
-def program(name: str, cache: Path) -> Path:
+def program(name: str, folder: Path) -> Path:
     """Compile one of the C programs, unless that very text has been compiled before."""
     source = _HERE / f"{name}.c"
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise BenchmarkError("no C compiler: install gcc; engines and clients of this benchmark are written in C")
-    binary = cache / f"{name}-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
+    binary = folder / f"{name}-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
     if not binary.exists():
-        cache.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         draft = binary.with_suffix(".new")
         subprocess.run([compiler, "-O2", "-o", str(draft), str(source)], check=True)
         draft.replace(binary)
@@ -114,10 +130,10 @@ def program(name: str, cache: Path) -> Path:
 
 
 @contextmanager
-def engines(cache: Path, count: int) -> Iterator[list[str]]:
-    """So many engines for the length of the block; yields their addresses."""
-    command = [str(program("router_worker", cache)), FIRST_ENGINE, str(count), str(ENGINE_PORT)]
-    process = subprocess.Popen(pinned(cores()[1], command), stdout=subprocess.PIPE, text=True)
+def engines(folder: Path, count: int, *, urgent: bool = False) -> Iterator[list[str]]:
+    """So many engines for the length of the block; yields their addresses. `folder` keeps what was compiled."""
+    command = [str(program("router_worker", folder)), FIRST_ENGINE, str(count), str(ENGINE_PORT)]
+    process = subprocess.Popen(pinned(cores()[1], command, urgent=urgent), stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         if process.stdout.readline() != "listening\n":
@@ -128,15 +144,17 @@ def engines(cache: Path, count: int) -> Iterator[list[str]]:
         process.communicate(timeout=10)
 
 
-def run_load(cache: Path, folder: Path, target: str, load: Load, read: Callable[[], tuple[float, ...]]) -> Loaded:
+def run_load(programs: Path, folder: Path, target: str, load: Load, read: Callable[[], tuple[float, ...]]) -> Loaded:
     """Run the load against `ip:port` or a unix socket; `read` is called when the measured time begins and ends."""
     request = folder / "request.http"
     request.write_bytes(load.request)
     numbers = (load.connections, load.sessions, load.seconds, load.rate, load.warm_s)
-    command = [str(program("router_load", cache)), target, str(request), *map(str, numbers)]
+    command = [str(program("router_load", programs)), target, str(request), *map(str, numbers)]
     if load.access_log is not None:
         command += [str(load.access_log), str(round(load.hold_s * 1000))]
-    process = subprocess.Popen(pinned(cores()[1], command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        pinned(cores()[1], command, urgent=load.urgent), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
         begin = _read_at(process, "begin", read)

@@ -35,7 +35,7 @@ def api_server(addresses: Sequence[str]) -> Iterator[str]:
         url = asyncio.run_coroutine_threadsafe(_start(runner), loop).result(_START_LIMIT_S)
         yield url
     finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(_START_LIMIT_S)
+        asyncio.run_coroutine_threadsafe(_end(runner), loop).result(_START_LIMIT_S)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_START_LIMIT_S)
         loop.close()
@@ -47,6 +47,14 @@ async def _start(runner: web.AppRunner) -> str:
     await site.start()
     _, port = runner.addresses[0]
     return f"http://127.0.0.1:{port}"
+
+
+async def _end(runner: web.AppRunner) -> None:
+    await runner.cleanup()
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
 
 
 def _application(pods: list[dict[str, Any]]) -> web.Application:

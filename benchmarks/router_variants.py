@@ -140,10 +140,15 @@ def smg_venv(cache: Path) -> Path:
 
 @contextmanager
 def started(
-    name: str, command: Sequence[str], folder: Path, *, core: int | None = None, env: Mapping[str, str] | None = None
+    name: str,
+    command: Sequence[str],
+    folder: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    urgent: bool = False,
 ) -> Iterator[psutil.Process]:
     """A process on the router's core for the length of the block; what it says is in NAME.log."""
-    argv = pinned(cores()[0] if core is None else core, list(command))
+    argv = pinned(cores()[0], command, urgent=urgent)
     with (folder / f"{name}.log").open("ab") as log:
         popen = subprocess.Popen(
             argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})}
@@ -174,6 +179,15 @@ def await_answer(url: str, process: psutil.Process, log: Path) -> None:
         ended = not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
         if ended or time.perf_counter() > deadline_s:
             raise BenchmarkError(f"{url} does not answer:\n{log.read_text()[-_LOG_BYTES:]}")
+        time.sleep(_POLL_S)
+
+
+def await_socket(path: Path) -> None:
+    """Wait until there is such a unix socket."""
+    deadline_s = time.perf_counter() + START_LIMIT_S
+    while not path.exists():
+        if time.perf_counter() > deadline_s:
+            raise BenchmarkError(f"nobody listens at {path}")
         time.sleep(_POLL_S)
 
 
