@@ -116,12 +116,22 @@ def keyed(make_router: Callable[..., Any]) -> Any:
 
 @pytest.mark.parametrize(
     "headers",
-    [{}, {"authorization": "Bearer wrong"}, {"x-api-key": "wrong"}, {"authorization": "Basic a2V5"}, {"x-api-key": ""}],
+    [
+        {},
+        {"authorization": "Bearer wrong"},
+        {"x-api-key": "wrong"},
+        {"authorization": "Basic a2V5"},
+        {"authorization": "Bearer"},
+        {"authorization": "key-of-bob"},
+        {"x-api-key": ""},
+    ],
 )
 def test_without_a_valid_key_the_answer_is_401_also_while_the_picker_hangs(keyed: Any, headers: dict[str, str]) -> None:
     keyed.picker.hang = True
     reply = keyed.envoy.request(body=CHAT, headers=SESSION | headers)
-    assert (reply.status, reply.json()["error"]["type"]) == (401, "authentication_error")
+    assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
+    assert reply.json()["error"] == reply.json()["error"] | {"type": "authentication_error", "code": 401}
+    assert keyed.envoy.wait_logged()[0]["status"] == "401"
     assert not keyed.picker.seen
     assert keyed.counts() == [0, 0]
     assert keyed.envoy.request("GET", "/v1/models", headers=headers).status == 401
