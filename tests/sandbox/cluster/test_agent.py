@@ -116,6 +116,17 @@ def test_down_leaves_no_process_and_no_file(tmp_path: Path, agent_first: bool) -
             describe="it runs",
         )
         if agent_first:
+            # Everything at once, as when this machine loses power, and all of it back.
+            for pid in cluster.sandbox.status().processes.values():
+                os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not list(processes_of(name)), timeout_s=10, describe="its processes are gone")
+            assert "every process runs" in cluster.told("restart")
+
+            def restarted() -> bool:
+                status = cluster.kubectl.json("get", "pod", "stubborn", "-n", name)["status"]
+                return bool(status["containerStatuses"][0]["restartCount"] == 1)
+
+            wait_until(restarted, timeout_s=30, describe="it runs again")
             kill(cluster)
     finally:
         done = subprocess.run(

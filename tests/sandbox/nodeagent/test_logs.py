@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sglpool.sandbox.nodeagent import logs
+from sglpool.sandbox.nodeagent.logreader import follow
 
 
 def write_log(folder: Path, attempt: int, content: bytes) -> Path:
@@ -43,6 +44,31 @@ def test_a_log_that_outgrows_its_limit_begins_again_under_its_writer(tmp_path: P
 
 def test_limiting_a_log_that_is_gone_is_harmless(tmp_path: Path) -> None:
     assert not logs.limit_log(tmp_path / "gone.log")
+
+
+def test_a_follower_reads_to_the_end_of_the_run_and_no_longer(tmp_path: Path) -> None:
+    path, descriptor = logs.open_log(tmp_path, 0)
+    os.write(descriptor, b"one\n")
+    pieces = follow(path)
+    assert next(pieces) == b"one\n"
+    os.write(descriptor, b"two\n")
+    logs.complete_log(path)
+    assert list(pieces) == [b"two\n"]
+    os.close(descriptor)
+
+
+def test_a_run_whose_agent_died_is_over_once_there_is_another(tmp_path: Path) -> None:
+    path = write_log(tmp_path, 0, b"one\n")
+    assert not logs.is_complete(path)
+    write_log(tmp_path, 1, b"again\n")
+    assert list(follow(path)) == [b"one\n"]
+    path.unlink()
+    assert list(follow(path)) == []
+
+
+def test_a_run_that_begins_again_is_not_complete(tmp_path: Path) -> None:
+    logs.complete_log(write_log(tmp_path, 0, b"before\n"))
+    assert not logs.is_complete(write_log(tmp_path, 0, b"after\n"))
 
 
 @pytest.mark.parametrize(
