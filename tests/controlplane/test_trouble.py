@@ -43,7 +43,7 @@ def test_nodes_are_full(make_pool: PoolMaker) -> None:
     message = pool.wait_for("Scheduled", reason="InsufficientGPU")["message"]
     assert "needs 8 free GPUs on one B300 node" in message
     wait_until(lambda: pool.get()["status"]["readyReplicas"] == 2, timeout_s=30, describe="two replicas are ready")
-    assert pool.condition("Available")["status"] == "True"
+    pool.wait_for("Available", reason="MinimumReplicasAvailable")
     pool.apply(replicas=2)
     pool.wait_ready()
 

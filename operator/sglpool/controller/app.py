@@ -19,6 +19,7 @@ from aiohttp import web
 
 from sglpool.catalog import load_catalog
 from sglpool.controller.collect import Collector
+from sglpool.controller.execute import LookAgain, NameConflict
 from sglpool.controller.handlers import build_registry, build_settings
 from sglpool.controller.http import build_app
 from sglpool.controller.metrics import Metrics
@@ -26,7 +27,7 @@ from sglpool.controller.queue import KeyedQueue
 from sglpool.controller.reconcile import Reconciler
 from sglpool.controller.resync import PERIOD_S, Resync
 from sglpool.controller.store import PoolKey, Store
-from sglpool.kube import EventRecorder, KubeClient, LeaderLease, NotFound, Resource
+from sglpool.kube import EventRecorder, KubeClient, KubeError, LeaderLease, NotFound, Resource
 from sglpool.kube.resources import POOLS
 
 _LOG = logging.getLogger(__name__)
@@ -165,14 +166,17 @@ class Operator:
 
     async def _watch(self) -> None:
         """Kopf's loop. It takes SIGTERM and SIGINT over and returns on them: its end is our stop; a failure raises."""
-        await kopf.operator(
-            registry=build_registry(self._queue, self._store),
-            settings=build_settings(),
-            clusterwide=self._options.namespaces is None,
-            namespaces=self._options.namespaces or (),
-            standalone=True,
-            stop_flag=self._stop,
-        )
+        # At its end kopf gathers every task that it did not start, those of a running reconcile too, and raises what
+        # they raised. Who awaits them deals with that; kopf itself knows none of these errors.
+        with contextlib.suppress(KubeError, NameConflict, LookAgain):
+            await kopf.operator(
+                registry=build_registry(self._queue, self._store),
+                settings=build_settings(),
+                clusterwide=self._options.namespaces is None,
+                namespaces=self._options.namespaces or (),
+                standalone=True,
+                stop_flag=self._stop,
+            )
         self._stop.set()
 
     def _reconciler(self, events: EventRecorder) -> Reconciler:

@@ -47,7 +47,7 @@ def router_steps(pool: Pool, sized: Sequence[SizedGPU], observed: Observed) -> l
     outdated = any(
         _outdated(pool, child, observed, frozen=frozen) for child in desired if child["kind"] == "Deployment"
     )
-    reason = "the router's settings changed" if outdated else "missing or changed by hand"
+    reason = "the router is new, or its settings changed" if outdated else "missing or changed by hand"
     due = [child for child in desired if outdated or _key(child) not in observed.children]
     around: list[Step] = [EnsureChild(manifest=c, reason=reason) for c in due if c["kind"] != "Deployment"]
     deployments: list[Step] = [EnsureChild(manifest=c, reason=reason) for c in due if c["kind"] == "Deployment"]

@@ -1,0 +1,32 @@
+"""The operator's own wiring, where it meets kopf's habits."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sglpool.controller import app
+from sglpool.controller.metrics import Metrics
+from sglpool.kube import Forbidden
+from support.fake_kube import FakeKube
+
+
+@pytest.mark.parametrize("ours", [True, False])
+async def test_at_the_end_kopf_raises_what_a_running_reconcile_met_and_that_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    error = Forbidden("is being terminated", verb="apply", kind="Service", code=403) if ours else RuntimeError("kopf's")
+
+    async def ends_badly(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(app.kopf, "operator", ends_badly)
+    stop = asyncio.Event()
+    operator = app.Operator(app.OperatorOptions(), FakeKube(), Metrics(), stop)
+    if ours:
+        await operator._watch()
+        assert stop.is_set()
+    else:
+        with pytest.raises(RuntimeError):
+            await operator._watch()
