@@ -17,7 +17,7 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglpool.picker.accesslog import AccessLog
 from sglpool.picker.admin import AdminError, AdminGone, EnvoyAdmin
@@ -33,7 +33,6 @@ from sglpool.picker.metrics import Metrics
 from sglpool.picker.pods import PodView, view
 from sglpool.picker.polls import Polls
 from sglpool.picker.snapshots import Snapshots
-from sglpool.picker.store import ValkeyStore, connect
 from sglpool.picker.views import Gauges, Views
 from sglpool.picker.watch import Account, PodEvent, PodWatch
 from sglpool.routing.pickerconfig import (
@@ -46,6 +45,9 @@ from sglpool.routing.pickerconfig import (
     PickerConfigError,
 )
 from sglpool.routing.types import PolicyConfig
+
+if TYPE_CHECKING:
+    from sglpool.picker.store import ValkeyStore
 
 TURN_S = 1.0
 SAVE_S = 10.0
@@ -190,6 +192,9 @@ class PickerApp:
         config = self._config
         if not config.store_url:
             return None
+        # Only where there is a store: its client is a tenth of the picker's memory.
+        from sglpool.picker.store import ValkeyStore, connect
+
         password = None
         if config.store_password_file is not None:
             password = Path(config.store_password_file).read_text(encoding="utf-8").strip()

@@ -6,12 +6,34 @@ Not here: parsing (`authz`), counting (`ledger`), the store itself (`store`).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
+from typing import Protocol
 
 from sglpool.picker.ledger import Entry, Ledger, Picked, Refused
-from sglpool.picker.store import Store
 from sglpool.routing.types import ConversationKey
 
 Answer = Picked | Refused | None
+
+
+class Store(Protocol):
+    """What the picker wants of a shared memory."""
+
+    @property
+    def available(self) -> bool:
+        """Whether it answers."""
+        ...
+
+    async def fetch(self, key: ConversationKey) -> None:
+        """Bring what it knows of a conversation into the ledger's state; never fails, never takes long."""
+        ...
+
+    def note(self, key: ConversationKey, seen_home: str | None) -> None:
+        """Have a conversation written soon.
+
+        Args:
+            key: the conversation.
+            seen_home: the home that the decision was based on: if the store has another, that one wins.
+        """
+        ...
 
 
 class StoredDecider:

@@ -12,7 +12,7 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
@@ -39,37 +39,15 @@ MAX_RECORD_BYTES = 8192
 
 _SETTLE = """
 local home = redis.call('HGET', KEYS[1], 'home')
-if home and home ~= ARGV[1] and home ~= ARGV[2] then return redis.call('HGET', KEYS[1], 'record') end
+if home and home ~= ARGV[1] and home ~= ARGV[2] then return home end
 redis.call('HSET', KEYS[1], 'home', ARGV[2], 'record', ARGV[3])
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 return false
 """
-"""Write a record if its home is the one that we saw, or ours already; else give back what another router wrote."""
+"""Write a record if its home is the one that we saw, or ours already; else give back the home that another one wrote."""
 
 _FAILURES = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
 _LOG = logging.getLogger("sglpool.picker")
-
-
-class Store(Protocol):
-    """What the picker wants of a shared memory."""
-
-    @property
-    def available(self) -> bool:
-        """Whether it answers."""
-        ...
-
-    async def fetch(self, key: ConversationKey) -> None:
-        """Bring what it knows of a conversation into the ledger's state; never fails, never takes long."""
-        ...
-
-    def note(self, key: ConversationKey, seen_home: str | None) -> None:
-        """Have a conversation written soon.
-
-        Args:
-            key: the conversation.
-            seen_home: the home that the decision was based on: if the store has another, that one wins.
-        """
-        ...
 
 
 class ValkeyStore:
@@ -84,6 +62,8 @@ class ValkeyStore:
         siblings: Callable[[], Sequence[str]],
         ledger: Ledger,
         metrics: Metrics,
+        read_limit_s: float = READ_LIMIT_S,
+        write_limit_s: float = WRITE_LIMIT_S,
     ) -> None:
         """Prepare; nothing is asked yet.
 
@@ -94,8 +74,12 @@ class ValkeyStore:
             siblings: Names of the other routers.
             ledger: Whose state is shared.
             metrics: Counts errors.
+            read_limit_s: Longest wait of a pick.
+            write_limit_s: Longest wait of what no pick waits for.
         """
         self._client = client
+        self._read_limit_s = read_limit_s
+        self._write_limit_s = write_limit_s
         self._prefix = f"sglpool:{pool_uid}"
         self._router = router
         self._siblings = siblings
@@ -149,7 +133,7 @@ class ValkeyStore:
 
     async def _read(self, wanted: dict[ConversationKey, asyncio.Future[None]]) -> None:
         try:
-            async with asyncio.timeout(READ_LIMIT_S):
+            async with asyncio.timeout(self._read_limit_s):
                 pipeline = self._client.pipeline(transaction=False)
                 for key in wanted:
                     pipeline.hget(self._key(key), "record")
@@ -190,7 +174,7 @@ class ValkeyStore:
                 batch = [self._waiting.popitem(last=False) for _ in range(min(MAX_BATCH, len(self._waiting)))]
                 self._writing = True
                 try:
-                    async with asyncio.timeout(WRITE_LIMIT_S):
+                    async with asyncio.timeout(self._write_limit_s):
                         await self._write_batch(batch)
                     self._succeeded()
                 except _FAILURES as problem:
@@ -222,24 +206,20 @@ class ValkeyStore:
 
     def _lost(self, key: ConversationKey, content: bytes) -> None:
         """Another router gave it a home first: that one counts while it can serve, else ours."""
-        try:
-            theirs = json.loads(content)["home"]
-        except (ValueError, KeyError, TypeError):
-            self._metrics.store_errors.inc()
-            return
+        theirs = content.decode("utf-8", "replace")
         replica = self._ledger.replicas.get(theirs)
         conversation = self._ledger.state.get(key)
         if replica is not None and replica.healthy and conversation is not None:
             self._ledger.state.set_home(conversation, theirs)
         else:
-            self._waiting[key] = str(theirs)
+            self._waiting[key] = theirs
 
     # The heartbeat.
 
     async def _beat(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(CONNECT_LIMIT_S):
+                async with asyncio.timeout(self._write_limit_s):
                     await self._exchange_counts()
                 self._succeeded()
                 if not self.available:

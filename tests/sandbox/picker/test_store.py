@@ -17,13 +17,15 @@ from sglpool.picker.store import ValkeyStore, connect
 from sglpool.routing.types import ConversationKey, PolicyConfig, Replica
 from support.store_process import StoreProcess
 
-Make = Callable[[str, str], Awaitable["RouterWithStore"]]
+Make = Callable[..., Awaitable["RouterWithStore"]]
+PATIENT = {"read_limit_s": 3.0, "write_limit_s": 3.0}
+"""A busy machine is not a store that is away."""
 
 
 class RouterWithStore:
     """Ledger and store of one router, without a process around them."""
 
-    def __init__(self, name: str, sibling: str, url: str) -> None:
+    def __init__(self, name: str, sibling: str, url: str, limits: dict[str, float]) -> None:
         self.metrics = Metrics()
         self.ledger = Ledger(PolicyConfig(), self.metrics, random.Random(1), time.time)
         for uid in ("e1", "e2", "e3"):
@@ -35,6 +37,7 @@ class RouterWithStore:
             siblings=lambda: [sibling],
             ledger=self.ledger,
             metrics=self.metrics,
+            **limits,
         )
         self.decider = StoredDecider(self.ledger, self.store)
 
@@ -99,8 +102,8 @@ def server() -> Iterator[StoreProcess]:
 async def make(server: StoreProcess) -> AsyncIterator[Make]:
     tasks: list[asyncio.Task[None]] = []
 
-    async def start(name: str, sibling: str) -> RouterWithStore:
-        router = RouterWithStore(name, sibling, server.url)
+    async def start(name: str, sibling: str, limits: dict[str, float] = PATIENT) -> RouterWithStore:
+        router = RouterWithStore(name, sibling, server.url, limits)
         tasks.append(asyncio.ensure_future(router.store.run()))
         await until(lambda: router.store.available)
         return router
@@ -167,7 +170,7 @@ async def test_a_store_that_dies_costs_no_home_and_comes_back(make: Make, server
 async def test_a_store_that_hangs_is_waited_for_a_few_times_and_then_left_alone(
     make: Make, server: StoreProcess
 ) -> None:
-    router = await make("one", "two")
+    router = await make("one", "two", {"write_limit_s": 1.0})
     home = await router.request("s")
     server.hang()
     for _ in range(5):
