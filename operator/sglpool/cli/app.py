@@ -214,6 +214,59 @@ def crd(
     typer.echo(chart_text() if chart else crd_text(), nl=False)
 
 
+class Workload(StrEnum):
+    """What the clients of a simulation are like."""
+
+    AUTONOMOUS = "autonomous"
+    THICK = "thick"
+    INTERACTIVE = "interactive"
+
+
+@app.command(
+    epilog="Exit code: 0 done, 2 an argument is invalid. Example: sglpool simulate -p affinity -p session_hash"
+)
+def simulate(
+    policies: Annotated[
+        list[str] | None,
+        typer.Option("--policy", "-p", help="affinity or a peer such as session_hash, may be repeated; default: all."),
+    ] = None,
+    workload: Annotated[
+        Workload,
+        typer.Option(
+            "--workload",
+            "-w",
+            help="autonomous: agents that never pause. thick: 6% of them run 4 to 16 conversations at once. "
+            "interactive: users think in between.",
+        ),
+    ] = Workload.AUTONOMOUS,
+    replicas: Annotated[int, typer.Option(min=1, max=1000, help="Engines.")] = 50,
+    sessions: Annotated[int, typer.Option(min=0, help="Clients; 0: about five requests running on each engine.")] = 0,
+    seconds: Annotated[float, typer.Option(help="Simulated time, the warm-up included.")] = 900.0,
+    warmup: Annotated[float, typer.Option(help="Simulated seconds that no figure counts.")] = 300.0,
+    seed: Annotated[int, typer.Option(help="Same seed, same figures.")] = 1,
+    routers: Annotated[int, typer.Option(min=1, max=64, help="Routers that share a store.")] = 1,
+    poll: Annotated[float, typer.Option(help="Seconds between two polls of an engine.")] = 1.0,
+    trace: Annotated[str, typer.Option(metavar="FILE", help="Corpus of recorded sessions to replay.")] = "",
+) -> None:
+    """Try routing policies on simulated engines and coding agents; no cluster needed."""
+    from sglpool.cli.simulate import run_simulate
+
+    raise typer.Exit(
+        run_simulate(
+            policies or (),
+            workload,
+            replicas=replicas,
+            sessions=sessions,
+            seconds=seconds,
+            warmup_s=warmup,
+            seed=seed,
+            routers=routers,
+            poll_s=poll,
+            trace=trace,
+        )
+    )
+
+
 def main() -> None:
     """Run the command line."""
     app()

@@ -1,22 +1,15 @@
 """The policies that can be simulated, by name. Not here: the policies themselves (`routing`)."""
 
-from sglpool.lab.router import Pick
+from collections.abc import Mapping
+
+from sglpool.routing.baselines import POLICIES, Pick
 from sglpool.routing.policy import pick
 
 AFFINITY = "affinity"
 """The product's own."""
 
-
-def policies() -> dict[str, Pick]:
-    """All of them, the product's own first."""
-    found: dict[str, Pick] = {AFFINITY: pick}
-    try:
-        from sglpool.routing.baselines import POLICIES
-
-        found.update(POLICIES)
-    except ImportError:
-        pass
-    return found
+ALL: Mapping[str, Pick] = {AFFINITY: pick, **POLICIES}
+"""All of them, the product's own first."""
 
 
 def pick_of(name: str) -> Pick:
@@ -25,7 +18,6 @@ def pick_of(name: str) -> Pick:
     Raises:
         ValueError: there is none; the message names those that exist.
     """
-    known = policies()
-    if name not in known:
-        raise ValueError(f"policy {name!r} is not known: give one of {', '.join(known)}")
-    return known[name]
+    if name not in ALL:
+        raise ValueError(f"policy {name!r} is not known: give one of {', '.join(ALL)}")
+    return ALL[name]

@@ -5,15 +5,14 @@ of other routers as old as their heartbeats. Not here: time and engines (`simula
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from sglpool.enginemodel.records import Load
 from sglpool.lab.store import Store
+from sglpool.routing.baselines import Pick
 from sglpool.routing.policy import release
 from sglpool.routing.state import RoutingState
-from sglpool.routing.types import Decision, Outcome, PickRequest, PolicyConfig, Randomness, Replica
-
-Pick = Callable[[RoutingState, PickRequest, Mapping[str, Replica], float, Randomness, PolicyConfig], Decision]
+from sglpool.routing.types import Decision, Outcome, PickRequest, PolicyConfig, Replica
 
 
 class Router:

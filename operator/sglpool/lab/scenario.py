@@ -10,8 +10,10 @@ from sglpool.routing.types import DEFAULT_CONFIG, PolicyConfig
 PAGE_SIZE_TOKENS = 128
 KV_BYTES_PER_TOKEN = 35_136
 """Kimi-K2-class MLA in fp8."""
-SESSIONS_PER_REPLICA = {Kind.AUTONOMOUS: 6.74, Kind.THICK: 4.5, Kind.INTERACTIVE: 28.6}
+SESSIONS_PER_REPLICA = {Kind.AUTONOMOUS: 6.74, Kind.THICK: 4.0, Kind.INTERACTIVE: 26.0}
 """So many sessions keep about five requests running on a replica."""
+RECORDED_PER_REPLICA = {Kind.AUTONOMOUS: 6.6, Kind.THICK: 6.6, Kind.INTERACTIVE: 12.0}
+"""The same of recorded sessions, whose users are quicker."""
 
 
 def engine_rates() -> Rates:
@@ -105,4 +107,5 @@ class Scenario:
     @property
     def clients(self) -> int:
         """Sessions in the closed loop."""
-        return self.sessions or round(self.replicas * SESSIONS_PER_REPLICA[self.kind])
+        per_replica = RECORDED_PER_REPLICA if self.trace else SESSIONS_PER_REPLICA
+        return self.sessions or round(self.replicas * per_replica[self.kind])

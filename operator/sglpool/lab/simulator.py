@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from pathlib import Path
 from typing import Any
 
 from sglpool.enginemodel.config import Request
@@ -16,6 +17,7 @@ from sglpool.enginemodel.errors import QueueFull
 from sglpool.enginemodel.records import Finished
 from sglpool.lab.figures import Figures, Sample, Tally
 from sglpool.lab.policies import pick_of
+from sglpool.lab.replay import Replay, read_sessions
 from sglpool.lab.router import Router
 from sglpool.lab.scenario import Resize, Scenario
 from sglpool.lab.store import Store
@@ -68,6 +70,12 @@ class _Flight:
     uid: str = ""
 
 
+def _source_of(scenario: Scenario, page_size_tokens: int) -> Source:
+    if scenario.trace:
+        return Replay(read_sessions(Path(scenario.trace)), scenario.kind, scenario.seed, page_size_tokens)
+    return Generator(scenario.kind, scenario.seed, page_size_tokens)
+
+
 class Simulator:
     """One scenario, run once.
 
@@ -87,7 +95,7 @@ class Simulator:
         self._sequence = 0
         self._rng = random.Random(f"simulator {scenario.seed}")
         page = scenario.engine.page_size_tokens
-        self._source = source or Generator(scenario.kind, scenario.seed, page)
+        self._source = source or _source_of(scenario, page)
         self._store = Store() if scenario.shared_store and scenario.routers > 1 else None
         pick = pick_of(scenario.policy)
         self._routers = [
@@ -134,8 +142,8 @@ class Simulator:
     def _start_session(self, *, under_way: bool) -> None:
         session = self._source.session(under_way=under_way)
         for conversation in session.conversations:
-            start_s = self._now_s + (self._rng.uniform(0, self.scenario.warmup_s * STARTS_WITHIN) if under_way else 0.0)
-            self._start(session, conversation, start_s)
+            spread_s = self._rng.uniform(0, self.scenario.warmup_s * STARTS_WITHIN) if under_way else 0.0
+            self._start(session, conversation, self._now_s + conversation.delay_s + spread_s)
 
     def _start(self, session: Session, conversation: Conversation, at_s: float) -> None:
         client = _Client(session, conversation)

@@ -17,14 +17,18 @@ from sglpool.enginemodel.config import BLOCK_ID_BYTES
 SHARED_PREFIX_TOKENS = 14_900
 """Tools and system prompt, the same for every user of a harness."""
 MAX_CONTEXT_TOKENS = 256_000
+USUAL_CONTEXT_TOKENS = 170_000
+"""Where most harnesses compact at the latest; the others do at the model's limit."""
+USUAL_CONTEXT_SHARE = 0.85
 FRESH_SHARE = 0.78
 """Sessions that begin anew; the others resume an older one and bring its context."""
-COMPACTIONS_PER_REQUEST = 0.006
+COMPACTIONS_PER_REQUEST = 0.004
 COMPACTION_LEAST_TOKENS = 40_000
 REWRITES_PER_REQUEST = 0.009
 REWRITES_AFTER_USER = 0.035
 """A prompt as long as before that keeps nothing but the shared prefix: a harness changed its early part. No router can
 see that in a length; it is 1.3 % of all requests."""
+ROOM_FOR_OUTPUT_TOKENS = 16_000
 WIDE_SHARE = 0.06
 WIDEST = (4, 16)
 LONGEST_USER_GAP_S = 600.0
@@ -81,8 +85,8 @@ OUTPUT = Lognormal(216, 1.15)
 """p50 216, p90 0.9k, mean 0.44k."""
 REQUESTS_PER_USER_TURN = Lognormal(1.6, 1.9)
 """p50 1, p75 4, p90 13, mean 6."""
-AUTONOMOUS_GAP_S = Lognormal(1.0, 1.2)
-TOOL_GAP_S = Lognormal(2.0, 1.6)
+TOOL_GAP_S = Lognormal(1.0, 1.2)
+"""Tools in a sandbox are quick: p50 1 s, mean 2 s."""
 USER_GAP_S = Lognormal(100.0, 1.6)
 
 
@@ -93,10 +97,11 @@ class Conversation:
         session: id that its harness sends.
         conversation: id of the conversation inside the session.
         leads: its session ends with it.
+        delay_s: how long after its session it begins.
         bytes_per_token: of its body; JSON and code differ.
     """
 
-    __slots__ = ("_turns", "bytes_per_token", "conversation", "ids", "leads", "rng", "session")
+    __slots__ = ("_turns", "bytes_per_token", "conversation", "delay_s", "ids", "leads", "rng", "session")
 
     def __init__(
         self,
@@ -107,10 +112,12 @@ class Conversation:
         leads: bool,
         rng: random.Random,
         shared_ids: bytes,
+        delay_s: float = 0.0,
     ) -> None:
         self.session = session
         self.conversation = conversation
         self.leads = leads
+        self.delay_s = delay_s
         self.bytes_per_token = rng.uniform(3.4, 5.0)
         self.rng = rng
         self.ids = shared_ids
@@ -208,23 +215,24 @@ def turns_of(kind: Kind, rng: random.Random, *, under_way: bool) -> Iterator[Tur
         requests *= math.exp(REQUESTS.sigma**2)
         skipped = int(rng.random() * min(requests, LONGEST_CONVERSATION_REQUESTS))
     left = max(1, min(int(requests), LONGEST_CONVERSATION_REQUESTS) - skipped)
-    context_tokens = _first_tokens(rng)
+    limit_tokens = USUAL_CONTEXT_TOKENS if rng.random() < USUAL_CONTEXT_SHARE else MAX_CONTEXT_TOKENS
+    context_tokens = _first_tokens(rng, limit_tokens)
     for _ in range(skipped):
-        context_tokens, _kept = _next_tokens(rng, context_tokens)
-    return _turns(kind, rng, context_tokens, left)
+        context_tokens, _kept = _next_tokens(rng, context_tokens, limit_tokens)
+    return _turns(kind, rng, context_tokens, limit_tokens, left)
 
 
-def _turns(kind: Kind, rng: random.Random, context_tokens: int, requests: int) -> Iterator[Turn]:
+def _turns(kind: Kind, rng: random.Random, context_tokens: int, limit_tokens: int, requests: int) -> Iterator[Turn]:
     kept_tokens, until_user = SHARED_PREFIX_TOKENS, 0
     for number in range(requests):
         if not until_user:
             until_user = max(1, int(REQUESTS_PER_USER_TURN.draw(rng)))
         until_user -= 1
         finish, gap_s = _pause(kind, rng, last=number + 1 == requests, user_next=not until_user)
-        output_tokens = max(8, int(min(OUTPUT.draw(rng), 16_000)))
+        output_tokens = max(8, int(min(OUTPUT.draw(rng), ROOM_FOR_OUTPUT_TOKENS)))
         yield Turn(context_tokens, kept_tokens, output_tokens, finish, gap_s)
         # As in the corpora, the answer does not count as kept: harnesses send it back without its reasoning.
-        context_tokens, kept_tokens = _next_tokens(rng, context_tokens)
+        context_tokens, kept_tokens = _next_tokens(rng, context_tokens, limit_tokens)
         if rng.random() < (REWRITES_AFTER_USER if finish == "stop" else REWRITES_PER_REQUEST):
             kept_tokens = SHARED_PREFIX_TOKENS
 
@@ -233,24 +241,22 @@ def _pause(kind: Kind, rng: random.Random, *, last: bool, user_next: bool) -> tu
     """How a turn ends and how long it takes until the next one."""
     if last:
         return "stop", 0.0
-    if kind is not Kind.INTERACTIVE:
-        return "tool_calls", min(AUTONOMOUS_GAP_S.draw(rng), LONGEST_TOOL_GAP_S)
-    if user_next:
+    if user_next and kind is Kind.INTERACTIVE:
         return "stop", min(USER_GAP_S.draw(rng), LONGEST_USER_GAP_S)
     return "tool_calls", min(TOOL_GAP_S.draw(rng), LONGEST_TOOL_GAP_S)
 
 
-def _first_tokens(rng: random.Random) -> int:
+def _first_tokens(rng: random.Random, limit_tokens: int) -> int:
     if rng.random() < FRESH_SHARE:
-        return int(min(SHARED_PREFIX_TOKENS + FRESH_EXTRA.draw(rng), MAX_CONTEXT_TOKENS // 2))
-    return int(min(SHARED_PREFIX_TOKENS + RESUMED.draw(rng), 0.9 * MAX_CONTEXT_TOKENS))
+        return int(min(SHARED_PREFIX_TOKENS + FRESH_EXTRA.draw(rng), limit_tokens // 2))
+    return int(min(SHARED_PREFIX_TOKENS + RESUMED.draw(rng), 0.9 * limit_tokens))
 
 
-def _next_tokens(rng: random.Random, context_tokens: int) -> tuple[int, int]:
+def _next_tokens(rng: random.Random, context_tokens: int, limit_tokens: int) -> tuple[int, int]:
     """The next prompt and how much of this one it keeps; after a compaction that is the shared prefix alone."""
     grown_tokens = context_tokens + int(min(GROWTH.draw(rng), 40_000))
     compacts = context_tokens > COMPACTION_LEAST_TOKENS and rng.random() < COMPACTIONS_PER_REQUEST
-    if not compacts and grown_tokens < MAX_CONTEXT_TOKENS - 20_000:
+    if not compacts and grown_tokens < limit_tokens - ROOM_FOR_OUTPUT_TOKENS:
         return grown_tokens, context_tokens
     left_tokens = int(context_tokens * rng.uniform(0.15, 0.75))
     return max(SHARED_PREFIX_TOKENS + 2_000, left_tokens), SHARED_PREFIX_TOKENS
