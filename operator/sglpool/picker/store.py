@@ -44,7 +44,7 @@ redis.call('HSET', KEYS[1], 'home', ARGV[2], 'record', ARGV[3])
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 return false
 """
-"""Write a record if its home is the one that we saw, or ours already; else give back the home that another one wrote."""
+"""Write a record if its home is the one that we saw, or ours already; else give back the home that is there."""
 
 _FAILURES = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
 _LOG = logging.getLogger("sglpool.picker")
@@ -181,6 +181,7 @@ class ValkeyStore:
                     self._failed(problem)
                 finally:
                     self._writing = False
+            _heed_cancellation()
             if not self.available:
                 self._waiting.clear()
 
@@ -227,6 +228,7 @@ class ValkeyStore:
                     self._set_available(True)
             except _FAILURES as problem:
                 self._failed(problem)
+            _heed_cancellation()
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _exchange_counts(self) -> None:
@@ -273,6 +275,13 @@ class ValkeyStore:
 
     def _heart(self, router: str) -> str:
         return f"{self._prefix}:r:{router}"
+
+
+def _heed_cancellation() -> None:
+    """End now if this task was cancelled: the client sometimes takes that for a time-out of its own."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _counts(content: bytes | None) -> Mapping[str, int]:
