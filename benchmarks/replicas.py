@@ -7,7 +7,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ import psutil
 import uvloop
 import yaml
 from benchmarks.engines import Decoded, decoded, lag_s, server_info
-from benchmarks.streams import Address, Stream, ask
+from benchmarks.streams import Address, Stream, ask, machine_cpu_s
 
 from sglpool.api import names
 from sglpool.sandbox.cluster import Sandbox
@@ -69,6 +69,7 @@ class Found:
         idle_cpu: The same with every replica Ready, while nobody asks anything.
         busy_cpu: The same while the streams run.
         client_cpu: Share of a core of the client, which runs on the same cores.
+        others_cpu: Share of a core of whoever else ran meanwhile and so disturbed the measurement.
         behind: By how much tokens took longer for clients than by the model's clock, mean of all streams.
         lag_s: The largest delay of a step, by the engines' own account.
         requests: Streams in all.
@@ -86,6 +87,7 @@ class Found:
     idle_cpu: float
     busy_cpu: float
     client_cpu: float
+    others_cpu: float
     behind: float
     lag_s: float
     requests: int
@@ -111,10 +113,11 @@ def _measure(sandbox: Sandbox, settings: Settings) -> Found:
     addresses = [_address(pod) for pod in _pods(sandbox)]
     model_s = max(server_info(address)["startup_time"]["scheduler_e2e"] for address in addresses) / settings.speed
     idle_cpu, idle_bytes = _idle_cpu(sandbox, settings.idle_s), _memory_bytes(sandbox)
-    before, before_s, own_s, begin_s = _decoded(addresses), _cpu_s(sandbox), time.process_time(), time.perf_counter()
+    before, begin_s = _decoded(addresses), time.perf_counter()
+    before_s, own_s, all_s = _cpu_s(sandbox), time.process_time(), machine_cpu_s()
     streams = uvloop.run(_drive(addresses, settings))
     took_s = time.perf_counter() - begin_s
-    busy_s, own_s = _cpu_s(sandbox) - before_s, time.process_time() - own_s
+    busy_s, own_s, all_s = _cpu_s(sandbox) - before_s, time.process_time() - own_s, machine_cpu_s() - all_s
     by_model = _decoded(addresses).since(before)
     if by_model.requests != len(streams):
         raise RuntimeError(f"the engines ended {by_model.requests:g} streams, the client {len(streams)}")
@@ -129,6 +132,7 @@ def _measure(sandbox: Sandbox, settings: Settings) -> Found:
         idle_cpu=idle_cpu,
         busy_cpu=busy_s / took_s,
         client_cpu=own_s / took_s,
+        others_cpu=max(all_s - busy_s - own_s, 0.0) / took_s,
         behind=mean_s / (by_model.mean_s_per_token * (settings.tokens - 1) / settings.speed) - 1,
         lag_s=max(map(lag_s, addresses)),
         requests=len(streams),
@@ -240,7 +244,7 @@ def _pss_bytes(pid: int) -> int:
 
 def _cpu_s(sandbox: Sandbox) -> float:
     """CPU time of all processes so far, with that of children which have ended."""
-    return sum(_spent_s(process.cpu_times()._asdict()) for process in _processes(sandbox))
+    return sum(map(_spent_s, _processes(sandbox)))
 
 
 def _idle_cpu(sandbox: Sandbox, window_s: float) -> float:
@@ -250,5 +254,9 @@ def _idle_cpu(sandbox: Sandbox, window_s: float) -> float:
     return (_cpu_s(sandbox) - before_s) / window_s
 
 
-def _spent_s(times: Mapping[str, float]) -> float:
-    return sum(times[part] for part in ("user", "system", "children_user", "children_system"))
+def _spent_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0  # a probe's command; its parent has its time
+    return float(times.user + times.system + times.children_user + times.children_system)

@@ -171,6 +171,13 @@ def engine_rows(found: OneEngine, name: str) -> list[Row]:
             peer_value=floored.events / floored.wall_s,
         ),
         Row(figure=f"{what}: largest delay of a step in the last 10 s", value=found.lag_s * 1000, unit="ms"),
+        Row(
+            figure=f"{what}: CPU of strangers on this machine meanwhile",
+            value=streamed.others_cpu * 100,
+            unit="% of a core",
+            peer="while the floor ran",
+            peer_value=floored.others_cpu * 100,
+        ),
     ]
 
 
@@ -226,6 +233,7 @@ def replica_rows(settings: replicas.Settings, found: replicas.Found, alone: Stre
             goal=MAX_BEHIND_PERCENT,
         ),
         Row(figure=f"{busy}: largest delay of a step in the last 10 s", value=found.lag_s * 1000, unit="ms"),
+        Row(figure=f"{busy}: CPU of strangers meanwhile", value=found.others_cpu * 100, unit="% of a core"),
         Row(figure=f"{busy}: tokens generated", value=found.tokens_per_s, unit="1/s"),
         Row(figure=f"{busy}: events received", value=found.events_per_s, unit="1/s"),
         Row(figure=f"{busy}: not Ready or restarted at the end", value=found.disturbed, unit="replicas", goal=0),

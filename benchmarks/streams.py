@@ -96,6 +96,7 @@ class Streamed:
         events: Events with tokens.
         wall_s: First token of all to the last of all.
         cpu: Share of a core that the server used.
+        others_cpu: Share of a core that neither server nor client used: whoever disturbed the measurement.
         peak_bytes: Largest resident size of the server.
     """
 
@@ -103,6 +104,7 @@ class Streamed:
     events: int
     wall_s: float
     cpu: float
+    others_cpu: float
     peak_bytes: int
 
 
@@ -119,10 +121,11 @@ def run_load(address: Address, pid: int, load: Load) -> Streamed:
     os.sched_setaffinity(pid, {server_core})
     os.sched_setaffinity(0, {client_core})
     process = psutil.Process(pid)
-    before_s, begin_s = cpu_s(process), time.perf_counter()
+    before_s, own_s, all_s, begin_s = cpu_s(process), time.process_time(), machine_cpu_s(), time.perf_counter()
     try:
         streams = uvloop.run(_send(address, load))
-        took_s = time.perf_counter() - begin_s
+        took_s, all_s = time.perf_counter() - begin_s, machine_cpu_s() - all_s
+        used_s, own_s = cpu_s(process) - before_s, time.process_time() - own_s
     finally:
         os.sched_setaffinity(0, usable)
     _check(streams, load)
@@ -130,7 +133,8 @@ def run_load(address: Address, pid: int, load: Load) -> Streamed:
         slowest_s=max(stream.last_s - stream.first_s for stream in streams),
         events=sum(stream.events for stream in streams),
         wall_s=max(stream.last_s for stream in streams) - min(stream.first_s for stream in streams),
-        cpu=(cpu_s(process) - before_s) / took_s,
+        cpu=used_s / took_s,
+        others_cpu=max(all_s - used_s - own_s, 0.0) / took_s,
         peak_bytes=peak_bytes(pid),
     )
 
@@ -179,6 +183,12 @@ def cpu_s(process: psutil.Process) -> float:
     """CPU time of a process so far."""
     times = process.cpu_times()
     return float(times.user + times.system)
+
+
+def machine_cpu_s() -> float:
+    """CPU time that everybody on this machine has used so far."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system)
 
 
 @contextmanager
