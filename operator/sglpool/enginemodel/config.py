@@ -25,7 +25,8 @@ class EngineConfig:
         max_prefill_tokens: no further request joins a prefill step that has reached so many tokens.
         schedule_policy: "fcfs" or "lpm" (longest cached prefix first); any other behaves as fcfs.
         decode_stride_steps: decode steps that may pass as one while nobody comes or goes: a simulation of many
-            replicas is many times faster for it, and the report of a step then covers several.
+            replicas is many times faster for it. The report of a step then covers several, and a snapshot whose counts
+            of requests are unchanged may come later than it should.
         rates: how long things take.
     """
 

@@ -212,11 +212,13 @@ class Engine:
             self._fall_idle()
 
     def _most_steps(self, step_s: float) -> int:
-        """Decode steps that may pass as one: up to the next snapshot, and until decode has had its share."""
+        """Decode steps that may pass as one: to a snapshot with new counts, and while decode has its share."""
         stride = self.config.decode_stride_steps
         if stride == 1:
             return 1
-        stride = min(stride, DECODE_STEPS_PER_SNAPSHOT - self._meters.decode_steps % DECODE_STEPS_PER_SNAPSHOT)
+        shown = self.published
+        if (shown.running, shown.waiting) != (len(self._scheduler.running), len(self._scheduler.waiting)):
+            stride = min(stride, DECODE_STEPS_PER_SNAPSHOT - self._meters.decode_steps % DECODE_STEPS_PER_SNAPSHOT)
         if self._decode_owed_s > 0 and self._scheduler.prefill_waits:
             stride = min(stride, ceil(self._decode_owed_s / step_s))
         return stride
@@ -297,7 +299,7 @@ class Engine:
         meters.decode(steps=batch.steps, batch=alive, seq_lens=seq_lens, tokens=tokens, started_s=step.started_s)
         # Time beyond what decode was owed is not saved up.
         self._decode_owed_s = max(self._decode_owed_s - (now_s - step.started_s), -step.decode_step_s)
-        if meters.decode_steps % DECODE_STEPS_PER_SNAPSHOT == 0:
+        if meters.decode_steps % DECODE_STEPS_PER_SNAPSHOT < batch.steps:
             meters.end_stretch(now_s)
             self.published = self.load()
         return report

@@ -83,7 +83,7 @@ class Scenario:
             host_total_tokens=6_000_000,
             page_size_tokens=PAGE_SIZE_TOKENS,
             max_running_requests=32,
-            decode_stride_steps=64,
+            decode_stride_steps=1_000,
             rates=engine_rates(),
         )
     )
