@@ -288,6 +288,7 @@ def test_a_roll_out_of_the_router_is_not_done_until_every_pod_is_new(changes: di
     ("pod", "words"),
     [
         ({"waiting": ("ErrImagePull", "example/envoy:9")}, "router.envoyImage"),
+        ({"waiting": ("ErrImagePull", "v"), "component": "valkey"}, "router.sessionStore.managed.image"),
         ({"waiting": ("CreateContainerConfigError", "no such key")}, "no such key"),
         ({"waiting": ("CrashLoopBackOff", ""), "last_words": "bad bootstrap"}, "bad bootstrap"),
         ({"unschedulable": "0/2 nodes are available", "node": ""}, "0/2 nodes"),

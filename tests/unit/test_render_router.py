@@ -16,7 +16,14 @@ from sglpool.api.quantity import amount
 from sglpool.render import router_deadlines
 from sglpool.render.envoy.shape import RouterShape
 from sglpool.render.quantities import canonical_amount
-from sglpool.routing.pickerconfig import CONFIG_PATH, DRAINED_MARKER, LEAVING_MARKER, SHARED_DIR, parse_picker_config
+from sglpool.routing.pickerconfig import (
+    AUTHZ_SOCKET,
+    CONFIG_PATH,
+    DRAINED_MARKER,
+    LEAVING_MARKER,
+    SHARED_DIR,
+    parse_picker_config,
+)
 from support import pools
 
 SECURED: pools.Json = {
@@ -205,6 +212,8 @@ def test_a_kill_by_liveness_never_waits_for_streams_nor_starts_the_way_out() -> 
 
 def test_a_hanging_picker_leaves_the_pod_in_its_service() -> None:
     assert "readinessProbe" not in containers()["picker"]
+    startup = containers()["picker"]["startupProbe"]
+    assert startup["exec"]["command"][-1] == f"{SHARED_DIR}/{AUTHZ_SOCKET}", "a new pod waits for its picker"
     assert containers()["envoy"]["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "health"}
 
 

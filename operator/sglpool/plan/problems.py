@@ -7,6 +7,7 @@ that a pod that fails for hours is reported once.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from sglpool.api import names
 from sglpool.api.pool import Pool
 from sglpool.api.quantity import format_duration
 from sglpool.plan.observed import ObservedPod
@@ -21,6 +22,8 @@ _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
 _CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError"})
+
+_ROUTER_IMAGES = "router.image or router.envoyImage"
 
 _NO_NODE = ("node affinity", "node selector", "untolerated taint", "were unschedulable", "no nodes available")
 """What the scheduler says when no node may take the pod, however empty it is."""
@@ -66,10 +69,8 @@ def router_pod_problem(pods: Iterable[ObservedPod]) -> str:
             continue
         reason, words = pod.waiting
         if reason in _IMAGE_REASONS:
-            return (
-                f"{pod.name}: image {words} cannot be pulled. Correct router.image or router.envoyImage, or add "
-                "template.imagePullSecrets."
-            )
+            field = "router.sessionStore.managed.image" if pod.component == names.COMPONENT_STORE else _ROUTER_IMAGES
+            return f"{pod.name}: image {words} cannot be pulled. Correct {field}, or add template.imagePullSecrets."
         if reason in _CONFIG_REASONS:
             return f"{pod.name}: its container cannot be made: {words}."
         if reason == "CrashLoopBackOff" or pod.restarts >= CRASH_RESTARTS:

@@ -19,6 +19,11 @@ from sglpool.plan.steps import DeleteChild, EnsureChild, Step
 from sglpool.render import has_router, router_configmap, router_hash
 from sglpool.sizing.pools import SizedGPU
 
+_LATE_REMEDY = (
+    "Look at `kubectl describe pod` of a router: the Secrets that router.auth, router.tls and router.sessionStore name "
+    "must exist."
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterState:
@@ -108,7 +113,8 @@ def _trouble(current: ObservedDeployment, pods: Sequence[ObservedPod]) -> str:
     """The first known cause: refused pods, pods in trouble, or that it takes too long."""
     if current.refused:
         return f"The API server refuses router pods: {current.refused}"
-    return router_pod_problem(pods) or current.late
+    found = router_pod_problem(pods)
+    return found or (f"{current.late} {_LATE_REMEDY}" if current.late else "")
 
 
 def _key(child: Manifest) -> tuple[str, str]:

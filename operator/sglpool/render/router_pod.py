@@ -30,7 +30,7 @@ from sglpool.render.router_ports import (
     STATE_PORT_NAME,
 )
 from sglpool.render.volumes import Volume
-from sglpool.routing.pickerconfig import CONFIG_PATH, DRAINED_MARKER, LEAVING_MARKER, SHARED_DIR
+from sglpool.routing.pickerconfig import AUTHZ_SOCKET, CONFIG_PATH, DRAINED_MARKER, LEAVING_MARKER, SHARED_DIR
 
 PICKER_IMAGE = f"sglpool/sglpool:v{__version__}"
 ENVOY_IMAGE = "envoyproxy/envoy:v1.40.0"
@@ -55,6 +55,9 @@ _TOKEN_LIFE_S = 3607
 
 _WAIT_FOR_STREAMS = f"until [ -e {SHARED_DIR}/{DRAINED_MARKER} ]; do sleep 1; done"
 _LEAVE = f"touch {SHARED_DIR}/{LEAVING_MARKER}; {_WAIT_FOR_STREAMS}"
+
+PICKER_START_S = 120
+"""Longest start of a picker: it lists pods, asks its siblings for their homes and polls each replica once."""
 
 PICKER_KILL_GRACE_S = 2
 """Of a picker that hangs: it has nothing to finish, and preStop would wait for what it will never write."""
@@ -180,12 +183,23 @@ def _envoy_container(pool: Pool, shape: RouterShape, volumes: _Volumes) -> Manif
 
 
 def _picker_container(pool: Pool, volumes: _Volumes) -> Manifest:
-    """Without a readiness probe: Envoy serves on when the picker hangs, so the pod must stay in its Service."""
+    """Without a readiness probe: Envoy serves on when the picker hangs, so the pod must stay in its Service.
+
+    But a new pod gets no request before its picker knows the replicas and answers Envoy: until then all would get 503.
+    """
+    answers = ["test", "-S", f"{SHARED_DIR}/{AUTHZ_SOCKET}"]
     arguments = ["picker", "--config", CONFIG_PATH]
     return _sglpool_container(pool, names.PICKER_CONTAINER, arguments, volumes) | {
         "ports": [_port(STATE_PORT_NAME, STATE_PORT)],
         # It leads the way out, so it stays as long as Envoy does.
         "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", _WAIT_FOR_STREAMS]}}},
+        "startupProbe": {
+            "exec": {"command": answers},
+            "periodSeconds": 1,
+            "timeoutSeconds": 2,
+            "failureThreshold": PICKER_START_S,
+            "terminationGracePeriodSeconds": PICKER_KILL_GRACE_S,
+        },
         "livenessProbe": {
             **_probe("/healthz", STATE_PORT_NAME, period_s=5, timeout_s=3, failures=3),
             "terminationGracePeriodSeconds": PICKER_KILL_GRACE_S,
