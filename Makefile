@@ -2,7 +2,7 @@
 BIN := .venv/bin
 PYTEST_ARGS ?=
 
-.PHONY: demo test check crd crd-check fmt bootstrap clean bench-operator bench-sandbox
+.PHONY: demo test check crd crd-check fmt bootstrap clean bench-operator bench-router bench-sandbox bench-balance
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -40,6 +40,12 @@ bench-operator: bootstrap ## Measure the operator with 1,000 pools against a bar
 
 bench-sandbox: bootstrap ## Measure the simulated engine, sixteen replicas on two cores and the radix cache
 	$(BIN)/python -m benchmarks.sandbox
+
+bench-balance: bootstrap ## Simulate the routing policy and its peers: balance, cache hits, latency
+	$(BIN)/python -m benchmarks.balance
+
+bench-router: bootstrap ## Measure the router beside SMG and Envoy alone
+	$(BIN)/python -m benchmarks.router
 
 clean: ## Remove what make made, except the cache of control-plane binaries
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .sandbox dist

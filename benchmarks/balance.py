@@ -1,0 +1,227 @@
+"""The routing policy in the laboratory: how even load is, what that costs in cache hits, and what changes do to it.
+
+Every scenario has 50 simulated replicas with about five requests each; the policy knows what a real router knows
+(lengths of bodies, usage of ended responses, snapshots of engines). Peers are other policies on the same clients in the
+same run. Deterministic but for the figure of CPU time. Run it with `python -m benchmarks.balance`.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.common import RESULTS, Row, show, write_results
+
+from sglpool.lab.figures import Figures, seconds_to_share, vmr_between
+from sglpool.lab.scenario import Resize, Scenario
+from sglpool.lab.simulator import Simulator
+from sglpool.lab.workload import Kind
+
+VMR_GOALS = {Kind.AUTONOMOUS: 0.35, Kind.THICK: 0.40, Kind.INTERACTIVE: 0.50}
+HIT_GOAL_POINTS = 0.5
+TTFT_GOAL = 0.6
+ROUTERS_GOAL = 1.2
+SHARE_OF_MEAN, WINDOW_S = 0.8, 15
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How much is simulated."""
+
+    replicas: int = 50
+    measured_s: float = 900.0
+    warmup_s: float = 400.0
+    seed: int = 1
+
+    def scenario(self, kind: Kind, policy: str = "affinity") -> Scenario:
+        """The scenario that the others are variations of."""
+        return Scenario(
+            policy=policy,
+            kind=kind,
+            replicas=self.replicas,
+            seconds=self.warmup_s + self.measured_s,
+            warmup_s=self.warmup_s,
+            seed=self.seed,
+        )
+
+
+def measure(settings: Settings, trace: str) -> list[Row]:
+    """Run all scenarios."""
+    started_s, simulated_s = time.process_time(), 0.0
+    found: list[Row] = []
+    one_router = None
+    for kind in Kind:
+        ours, more = _kind_rows(settings.scenario(kind), str(kind))
+        found += more
+        if kind is Kind.AUTONOMOUS:
+            one_router = ours
+        simulated_s += 3 * settings.scenario(kind).seconds
+    if trace:
+        for kind in (Kind.AUTONOMOUS, Kind.INTERACTIVE):
+            found += _kind_rows(replace(settings.scenario(kind), trace=trace), f"recorded, {kind}")[1]
+            simulated_s += 3 * settings.scenario(kind).seconds
+    assert one_router is not None
+    found += _router_rows(settings, one_router) + _growth_rows(settings) + _drain_rows(settings)
+    simulated_s += 5 * (settings.warmup_s + settings.measured_s)
+    cpu_s = time.process_time() - started_s
+    return [*found, Row(figure="CPU time of a simulated hour", value=cpu_s / simulated_s * 3600, unit="s")]
+
+
+def _kind_rows(scenario: Scenario, name: str) -> tuple[Figures, list[Row]]:
+    """The figures of one kind of clients, next to what others do with the same ones."""
+    ours = _run(scenario)
+    hashed = _run(replace(scenario, policy="session_hash"))
+    bounded = _run(replace(scenario, policy="bounded_hash"))
+    rows = [
+        Row(
+            figure=f"{name}: variance over mean of running requests",
+            value=ours.vmr,
+            unit="1",
+            goal=VMR_GOALS[scenario.kind],
+            peer="session hash",
+            peer_value=hashed.vmr,
+        ),
+        Row(
+            figure=f"{name}: cache hits below perfect affinity",
+            value=(ours.hit_bound - ours.hit_rate) * 100,
+            unit="points",
+            goal=HIT_GOAL_POINTS,
+            peer="bounded-load hash",
+            peer_value=(bounded.hit_bound - bounded.hit_rate) * 100,
+        ),
+        Row(
+            figure=f"{name}: TTFT p99 ({ours.ttft_p99_s:.1f} s) to that of the session hash",
+            value=ours.ttft_p99_s / hashed.ttft_p99_s,
+            unit="x",
+            goal=TTFT_GOAL,
+            peer="bounded-load hash",
+            peer_value=bounded.ttft_p99_s / hashed.ttft_p99_s,
+        ),
+        _context(f"{name}: requests a second", ours.requests_per_s, "1/s", "session hash", hashed.requests_per_s),
+        _context(f"{name}: TTFT p50", ours.ttft_p50_s, "s", "session hash", hashed.ttft_p50_s),
+        _context(f"{name}: mean load of a replica", ours.mean_load, "1", "session hash", hashed.mean_load),
+        _share(f"{name}: replicas with 12 or more", ours.heavy_share, "session hash", hashed.heavy_share),
+        _share(f"{name}: replicas with 1 or none", ours.light_share, "session hash", hashed.light_share),
+        _share(f"{name}: warm moves", ours.warm_moved_share, "bounded-load hash", bounded.warm_moved_share),
+    ]
+    return ours, rows
+
+
+def _router_rows(settings: Settings, one: Figures) -> list[Row]:
+    """Many routers that know of each other late, and routers that lose their store."""
+    scenario = replace(settings.scenario(Kind.AUTONOMOUS), routers=8, poll_s=5.0, heartbeat_s=5.0)
+    eight = _run(scenario)
+    away_s = settings.warmup_s + settings.measured_s / 3, settings.warmup_s + settings.measured_s * 2 / 3
+    outage = _run(replace(scenario, outage=away_s))
+    return [
+        Row(
+            figure="autonomous: VMR with 8 routers and data up to 5 s old, to that with one router",
+            value=eight.vmr / one.vmr,
+            unit="x",
+            goal=ROUTERS_GOAL,
+        ),
+        _context("8 routers: cache hits below perfect affinity", (eight.hit_bound - eight.hit_rate) * 100, "points"),
+        _context(
+            f"8 routers, store away for {away_s[1] - away_s[0]:.0f} s: cache hits below perfect affinity",
+            (outage.hit_bound - outage.hit_rate) * 100,
+            "points",
+        ),
+        _context("the same: variance over mean of running requests", outage.vmr, "1"),
+    ]
+
+
+def _growth_rows(settings: Settings) -> list[Row]:
+    """40 replicas become 50."""
+    scenario = replace(settings.scenario(Kind.AUTONOMOUS), replicas=settings.replicas * 4 // 5)
+    at_s = settings.warmup_s + 60
+    scenario = replace(
+        scenario,
+        sessions=settings.scenario(Kind.AUTONOMOUS).clients,
+        resize=Resize(at_s=at_s, replicas=settings.replicas),
+    )
+    ours, hashed = Simulator(scenario), Simulator(replace(scenario, policy="session_hash"))
+    found, peer = ours.run(), hashed.run()
+    new = {f"r{number}" for number in range(scenario.replicas, settings.replicas)}
+    samples = ours.tally.samples
+    what = f"{scenario.replicas} to {settings.replicas} replicas"
+    return [
+        Row(
+            figure=f"{what}: warm conversations moved by force",
+            value=found.forced_warm_moves,
+            unit="1",
+            goal=0,
+            peer="session hash",
+            peer_value=round(peer.warm_moved_share * peer.requests),
+        ),
+        _context(
+            f"{what}: until the new ones have 80% of the mean load",
+            seconds_to_share(samples, new, at_s, SHARE_OF_MEAN, WINDOW_S),
+            "s",
+            "session hash",
+            seconds_to_share(hashed.tally.samples, new, at_s, SHARE_OF_MEAN, WINDOW_S),
+        ),
+        _context(
+            f"{what}: variance over mean 300 s later",
+            vmr_between(samples, at_s + 300, scenario.seconds),
+            "1",
+            "session hash",
+            vmr_between(hashed.tally.samples, at_s + 300, scenario.seconds),
+        ),
+    ]
+
+
+def _drain_rows(settings: Settings) -> list[Row]:
+    """50 replicas become 40; what goes drains for 600 s."""
+    scenario = settings.scenario(Kind.INTERACTIVE)
+    fewer = settings.replicas * 4 // 5
+    resize = Resize(at_s=settings.warmup_s + 60, replicas=fewer, drain_s=min(600.0, settings.measured_s / 2))
+    run = Simulator(replace(scenario, resize=resize, sessions=scenario.clients * 4 // 5))
+    found = run.run()
+    alive = max(1, len(run.alive_at_resize))
+    what = f"{settings.replicas} to {fewer} replicas, interactive"
+    return [
+        _context(f"{what}: warm moves by force", found.forced_warm_moves / alive * 100, "% of conversations"),
+        _context(f"{what}: TTFT p99", found.ttft_p99_s, "s"),
+    ]
+
+
+def _context(figure: str, value: float, unit: str, peer: str = "", peer_value: float | None = None) -> Row:
+    return Row(figure=figure, value=value, unit=unit, peer=peer, peer_value=peer_value)
+
+
+def _share(figure: str, value: float, peer: str, peer_value: float) -> Row:
+    return _context(figure, value * 100, "%", peer, peer_value * 100)
+
+
+def _run(scenario: Scenario) -> Figures:
+    started_s = time.process_time()
+    found = Simulator(scenario).run()
+    took_s = time.process_time() - started_s
+    what = f"{scenario.kind}, {scenario.policy}, {scenario.routers} routers"
+    print(f"{what}: {took_s:.0f} s of CPU, rules {found.rules}", file=sys.stderr, flush=True)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line, simulate, print and write; 1 if a goal was missed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.balance", description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--trace", default="", help="corpus of recorded sessions to replay as well")
+    parser.add_argument("--quick", action="store_true", help="10 replicas and 200 s: a smoke test, not a figure")
+    parser.add_argument("--out", type=Path, help="file of results (default benchmarks/results/balance.json)")
+    options = parser.parse_args(arguments)
+    settings = Settings(seed=options.seed)
+    if options.quick:
+        settings = Settings(replicas=10, measured_s=200.0, warmup_s=150.0, seed=options.seed)
+    found = measure(settings, options.trace)
+    show("balance of the routing policy, simulated", found)
+    if options.out or not options.quick:
+        values = {"replicas": settings.replicas, "measuredSeconds": settings.measured_s, "seed": settings.seed}
+        write_results(options.out or RESULTS / "balance.json", benchmark="balance", settings=values, rows=found)
+    return int(any(row.met is False for row in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
