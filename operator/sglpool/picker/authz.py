@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import select
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -47,7 +48,7 @@ class BadRequest(Exception):
 class AuthzProtocol(asyncio.Protocol):
     """One connection of Envoy's."""
 
-    __slots__ = ("_buffer", "_connections", "_decider", "_metrics", "_skip_bytes", "_task", "_transport")
+    __slots__ = ("_buffer", "_connections", "_decider", "_hangup", "_metrics", "_skip_bytes", "_task", "_transport")
 
     def __init__(self, decider: Decider, metrics: Metrics, connections: set[AuthzProtocol]) -> None:
         self._decider = decider
@@ -57,11 +58,13 @@ class AuthzProtocol(asyncio.Protocol):
         self._buffer = b""
         self._skip_bytes = 0
         self._task: asyncio.Task[None] | None = None
+        self._hangup: select.poll | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, unless there are too many."""
         # uvloop's transports do not inherit from asyncio's.
         self._transport = cast(asyncio.Transport, transport)
+        self._hangup = _hangup_of(self._transport)
         if len(self._connections) >= MAX_CONNECTIONS:
             self._transport.abort()
         else:
@@ -72,6 +75,7 @@ class AuthzProtocol(asyncio.Protocol):
         del exc
         self._connections.discard(self)
         self._transport = None
+        self._hangup = None
 
     def close(self) -> None:
         """Hang up."""
@@ -81,6 +85,12 @@ class AuthzProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Answer every whole question in what has come."""
         began_s = time.perf_counter()
+        if self._hangup is not None and self._hangup.poll(0):
+            # Envoy waited long enough and has gone: a picker that stood still must not place, one after the other,
+            # all the requests that Envoy placed meanwhile. They would look like a crowd, and move conversations.
+            self._metrics.late_questions.inc()
+            self._buffer = b""
+            return
         self._buffer = self._buffer + data if self._buffer else data
         if self._task is None:
             self._serve(began_s)
@@ -134,6 +144,16 @@ class AuthzProtocol(asyncio.Protocol):
         headers = parse_head(buffer[:end])
         self._skip_bytes = _body_bytes(headers)
         return headers
+
+
+def _hangup_of(transport: asyncio.Transport) -> select.poll | None:
+    """What tells at once whether the other end has gone; the event loop says so only after all that was sent."""
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return None
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLRDHUP)
+    return poll
 
 
 def parse_head(head: bytes) -> dict[str, str]:

@@ -30,6 +30,7 @@ class Metrics:
         )
         self.lapsed = self._counter("lapsed_reservations", "Slots that nobody confirmed and that were given back.")
         self.bad_requests = self._counter("bad_questions", "Questions of Envoy's that could not be read.")
+        self.late_questions = self._counter("late_questions", "Questions that Envoy no longer waited for.")
         self.log_lines = self._counter("log_lines", "Lines of Envoy's access log that were read.")
         self.bad_log_lines = self._counter("bad_log_lines", "Lines of it that could not be read.")
         self.unplaced = self._counter("unplaced_requests", "Requests that Envoy placed, or answered, without a pick.")

@@ -46,6 +46,7 @@ return false
 """
 """Write a record if its home is the one that we saw, or ours already; else give back the home that is there."""
 
+_REFUSED = (redis.ConnectionError, ConnectionError)
 _FAILURES = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
 _LOG = logging.getLogger("sglpool.picker")
 
@@ -179,6 +180,8 @@ class ValkeyStore:
                     self._succeeded()
                 except _FAILURES as problem:
                     self._failed(problem)
+                    for key, seen_home in batch:
+                        self._waiting.setdefault(key, seen_home)
                 finally:
                     self._writing = False
             _heed_cancellation()
@@ -220,16 +223,27 @@ class ValkeyStore:
     async def _beat(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(self._write_limit_s):
-                    await self._exchange_counts()
-                self._succeeded()
-                if not self.available:
-                    _LOG.info("store: back")
-                    self._set_available(True)
+                await self._beat_once()
             except _FAILURES as problem:
-                self._failed(problem)
+                self._failed(problem, for_sure=isinstance(problem, _REFUSED))
             _heed_cancellation()
             await asyncio.sleep(HEARTBEAT_S)
+
+    async def _beat_once(self) -> None:
+        try:
+            async with asyncio.timeout(self._write_limit_s):
+                await self._exchange_counts()
+        except _REFUSED:
+            # A connection that the server had closed says nothing about the server: once more, on a new one.
+            await self._client.connection_pool.disconnect(inuse_connections=False)
+            async with asyncio.timeout(self._write_limit_s):
+                await self._exchange_counts()
+        self._succeeded()
+        if not self.available:
+            # Whatever was open before the failure is not to be trusted.
+            await self._client.connection_pool.disconnect(inuse_connections=False)
+            _LOG.info("store: it answers")
+            self._set_available(True)
 
     async def _exchange_counts(self) -> None:
         """Tell the other routers what we have in flight on each replica, and take theirs."""
@@ -256,13 +270,10 @@ class ValkeyStore:
     def _succeeded(self) -> None:
         self._failures = 0
 
-    def _failed(self, problem: BaseException) -> None:
+    def _failed(self, problem: BaseException, *, for_sure: bool = False) -> None:
         self._metrics.store_errors.inc()
         self._failures += 1
-        refused = isinstance(problem, ConnectionError | redis.ConnectionError) and not isinstance(
-            problem, redis.TimeoutError
-        )
-        if self.available and (refused or self._failures >= OPEN_AFTER):
+        if self.available and (for_sure or self._failures >= OPEN_AFTER):
             _LOG.warning("store: %s; going on with what this router knows", str(problem) or type(problem).__name__)
             self._set_available(False)
             self._set_others([])
