@@ -96,10 +96,11 @@ def pools(cluster: AgentCluster) -> Iterator[dict[str, ClusterPool]]:
         "kvCache": {},
         "tensorParallelSize": 4,
         "speculative": {"algorithm": "NEXTN"},
+        "engine": WARM_UP | {"maxRunningRequests": 1, "maxQueuedRequests": 1},
     }
-    specs: dict[str, Json] = {"shared": {"replicas": 2}, "speculative": speculative}
+    specs: dict[str, Json] = {"shared": {"replicas": 2, "engine": WARM_UP}, "speculative": speculative}
     made = {
-        name: ClusterPool(cluster.kubectl, namespace, small_pool(name, engine=WARM_UP, router=NO_ROUTER, **spec))
+        name: ClusterPool(cluster.kubectl, namespace, small_pool(name, router=NO_ROUTER, **spec))
         for name, spec in specs.items()
     }
     for pool in made.values():
@@ -117,7 +118,7 @@ def shared_pool(pools: dict[str, ClusterPool]) -> ClusterPool:
 
 @pytest.fixture
 def speculative_pool(pools: dict[str, ClusterPool]) -> ClusterPool:
-    """One Ready replica with speculative decoding, shared too: `speculative-b200-0`."""
+    """One Ready replica that runs one request and queues one, with speculative decoding: `speculative-b200-0`."""
     pools["speculative"].wait_ready(READY_S)
     return pools["speculative"]
 

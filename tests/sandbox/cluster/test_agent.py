@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,30 +32,25 @@ def terminate(cluster: AgentCluster) -> None:
     os.kill(agent_pid(cluster), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("end", [kill, terminate])
-def test_pods_end_with_the_agent_and_come_back_with_the_next(
-    cluster: AgentCluster, shared_pool: ClusterPool, end: Callable[[AgentCluster], None]
-) -> None:
-    before = {name: pod["status"]["containerStatuses"][0] for name, pod in shared_pool.pods().items()}
+def test_pods_end_with_the_agent_and_come_back_with_the_next(cluster: AgentCluster, shared_pool: ClusterPool) -> None:
+    before = counts(shared_pool)
     assert list(processes_of(shared_pool.namespace))
-    end(cluster)
-    wait_until(
-        lambda: not agent_pid(cluster) and not list(processes_of(shared_pool.namespace)),
-        timeout_s=10,
-        describe="every process of every pod is gone",
-    )
-    status = cluster.sglpool("status")
-    assert (status.returncode, "node-agent ended" in " ".join(status.stdout.split())) == (1, True)
-    assert "starting node-agent" in cluster.told("restart")
-
-    def restarted() -> bool:
-        now = {name: pod["status"]["containerStatuses"][0] for name, pod in shared_pool.pods().items()}
-        return all(now[name]["restartCount"] == before[name]["restartCount"] + 1 for name in before)
-
-    wait_until(restarted, timeout_s=30, describe=lambda: f"every container counts a restart: {shared_pool.pods()}")
-    for pod in shared_pool.pods().values():
-        last = pod["status"]["containerStatuses"][0]["lastState"]["terminated"]
-        assert (last["exitCode"], last["reason"]) == (255, "Unknown")
+    for number, end in enumerate((kill, terminate), start=1):
+        end(cluster)
+        wait_until(
+            lambda: not agent_pid(cluster) and not list(processes_of(shared_pool.namespace)),
+            timeout_s=15,
+            describe="every process of every pod is gone",
+        )
+        assert "starting node-agent" in cluster.told("restart")
+        wait_until(
+            lambda number=number: counts(shared_pool) == {name: count + number for name, count in before.items()},  # type: ignore[misc]
+            timeout_s=30,
+            describe=lambda: f"every container counts a restart: {shared_pool.pods()}",
+        )
+        for pod in shared_pool.pods().values():
+            last = pod["status"]["containerStatuses"][0]["lastState"]["terminated"]
+            assert (last["exitCode"], last["reason"]) == (255, "Unknown")
     wait_until(
         lambda: all(answers(pod) for pod in shared_pool.pods().values()),
         timeout_s=READY_S,
@@ -64,6 +58,11 @@ def test_pods_end_with_the_agent_and_come_back_with_the_next(
     )
     shared_pool.wait_ready(READY_S)
     assert "every process runs" in cluster.told("restart"), "nothing is left to start"
+
+
+def counts(pool: ClusterPool) -> dict[str, int]:
+    """How often the engine of each pod was restarted."""
+    return {name: pod["status"]["containerStatuses"][0]["restartCount"] for name, pod in pool.pods().items()}
 
 
 def answers(pod: dict[str, Any]) -> bool:
@@ -76,6 +75,8 @@ def answers(pod: dict[str, Any]) -> bool:
 def test_the_operator_starts_again_too(cluster: AgentCluster, shared_pool: ClusterPool) -> None:
     before = cluster.sandbox.status().processes
     os.kill(before["operator"], signal.SIGKILL)
+    status = cluster.sglpool("status")
+    assert (status.returncode, "operator ended" in " ".join(status.stdout.split())) == (1, True)
     assert "starting operator" in cluster.told("restart")
     after = cluster.sandbox.status().processes
     assert after["operator"] not in (0, before["operator"])

@@ -130,6 +130,11 @@ def small_disk(cluster: AgentCluster) -> Iterator[Path]:
     cluster.told("node", "delete", node)
 
 
+def remount(disk: Path, options: str) -> bool:
+    command = ["mount", "-o", f"remount,{options}", str(disk)]
+    return subprocess.run(command, capture_output=True, timeout=10, check=False).returncode == 0
+
+
 def last_words(pool: ClusterPool) -> str:
     """What the download of the pool's first replica said when it ended last."""
     statuses = pool.pods().get("p-b200-0", {"status": {}})["status"].get("initContainerStatuses") or [{}]
@@ -152,7 +157,8 @@ def test_a_disk_that_is_full_or_cannot_be_written_is_named(
         r"openai/gpt-oss-120b are still to download, \d+ are free. Free space there, or use a larger disk.\n",
         said,
     )
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True, timeout=10)
+    # Busy for as long as a try of the download holds its lock.
+    wait_until(lambda: remount(small_disk, "ro"), timeout_s=30, describe="the disk is read-only")
     cluster.kubectl("delete", "pod", "p-b200-0", "-n", pool.namespace, timeout_s=90)
     wait_until(
         lambda: "Read-only file system" in last_words(pool),
@@ -160,7 +166,7 @@ def test_a_disk_that_is_full_or_cannot_be_written_is_named(
         describe=lambda: f"the next download failed too: {pool.pods()}",
     )
     assert last_words(pool).startswith("sglpool: cannot provide the weights: Read-only file system (/var/lib/sglpool/")
-    subprocess.run(["mount", "-o", "remount,rw,size=16m", str(small_disk)], check=True, timeout=10)
+    assert remount(small_disk, "rw,size=16m")
     filler.unlink()
     cluster.kubectl("delete", "pod", "p-b200-0", "-n", pool.namespace, timeout_s=90)
     pool.wait_ready(READY_S)

@@ -29,21 +29,6 @@ def test_a_pool_serves_and_the_second_turn_finds_its_cache(shared_pool: ClusterP
     assert "simulated" in cold.text
 
 
-def test_an_engine_killed_by_hand_comes_back_and_the_pool_with_it(shared_pool: ClusterPool) -> None:
-    before = shared_pool.pods()["shared-b200-0"]
-    restarts = before["status"]["containerStatuses"][0]["restartCount"]
-    engine_process(before).kill()
-    wait_until(
-        lambda: shared_pool.pods()["shared-b200-0"]["status"]["containerStatuses"][0]["restartCount"] == restarts + 1,
-        timeout_s=30,
-        describe="the container was restarted",
-    )
-    last = shared_pool.pods()["shared-b200-0"]["status"]["containerStatuses"][0]["lastState"]["terminated"]
-    assert last["exitCode"] == 137
-    shared_pool.wait_ready(READY_S)
-    assert say(shared_pool.pods()["shared-b200-0"], "hello").completion_tokens > 0
-
-
 def test_a_deleted_pod_finishes_its_stream_serves_on_and_a_new_one_takes_its_place(
     cluster: AgentCluster, shared_pool: ClusterPool
 ) -> None:
@@ -81,11 +66,24 @@ def test_a_deleted_pod_finishes_its_stream_serves_on_and_a_new_one_takes_its_pla
     shared_pool.wait_ready(READY_S)
 
 
-def test_a_full_queue_refuses_as_sglang_does(make_pool: PoolMaker) -> None:
-    pool = make_pool(replicas=1, engine={"maxRunningRequests": 1, "maxQueuedRequests": 1})
-    pool.wait_ready(READY_S)
-    pod = pool.pods()["p-b200-0"]
-    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 8000, "ignore_eos": True}
+def test_an_engine_killed_by_hand_comes_back_and_the_pool_with_it(shared_pool: ClusterPool) -> None:
+    before = shared_pool.pods()["shared-b200-0"]
+    restarts = before["status"]["containerStatuses"][0]["restartCount"]
+    engine_process(before).kill()
+    wait_until(
+        lambda: shared_pool.pods()["shared-b200-0"]["status"]["containerStatuses"][0]["restartCount"] == restarts + 1,
+        timeout_s=30,
+        describe="the container was restarted",
+    )
+    last = shared_pool.pods()["shared-b200-0"]["status"]["containerStatuses"][0]["lastState"]["terminated"]
+    assert last["exitCode"] == 137
+    shared_pool.wait_ready(READY_S)
+    assert say(shared_pool.pods()["shared-b200-0"], "hello").completion_tokens > 0
+
+
+def test_a_full_queue_refuses_as_sglang_does(speculative_pool: ClusterPool) -> None:
+    pod = speculative_pool.pods()["speculative-b200-0"]
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20000, "ignore_eos": True}
 
     def post(stream: bool) -> tuple[int, bytes]:
         request = urllib.request.Request(
@@ -115,7 +113,7 @@ def test_a_full_queue_refuses_as_sglang_does(make_pool: PoolMaker) -> None:
     assert json.loads(answer.splitlines()[0].removeprefix(b"data: "))["error"]["code"] == 503
     for thread in threads:
         thread.join(120)
-    assert is_ready(pool.pods()["p-b200-0"]), "a full queue is no reason to take a replica out"
+    assert is_ready(speculative_pool.pods()["speculative-b200-0"]), "a full queue is no reason to take a replica out"
 
 
 def test_a_flag_that_the_engine_refuses_shows_in_the_pod_and_in_the_pool(make_pool: PoolMaker) -> None:

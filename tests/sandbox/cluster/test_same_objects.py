@@ -20,14 +20,14 @@ from support.waiting import wait_until
 
 Json = dict[str, Any]
 
-# The whole product, and what each part may say nevertheless. The routing policy has a simulator of its own.
+# The whole product, and what a part may say nevertheless.
 PARTS = {
-    **dict.fromkeys(("api", "catalog", "sizing", "scaling", "render", "plan", "kube", "signals", "controller"), ""),
-    "routing": r"simulat\w+",
-    "picker": r"simulat\w+",
-    "cli": r"\"?\bsandbox\b\"?|SANDBOX",
+    **dict.fromkeys(("api", "catalog", "sizing", "scaling", "routing", "render", "plan"), ""),
+    **dict.fromkeys(("kube", "signals", "controller", "picker"), ""),
+    "cli": r"\bsandbox\b|SANDBOX|simulated engines",
 }
-FORBIDDEN = re.compile(r"sandbox|simulat\w+|enginemodel|nodeagent", re.IGNORECASE)
+# Not "simulated" alone: policies have a simulator of their own.
+FORBIDDEN = re.compile(r"sandbox|enginemodel|nodeagent|simulated (engine|sglang|gpu|node|pod)", re.IGNORECASE)
 # What the API server and the controllers write, which differs from one object to the next.
 BOOKKEEPING = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "generation")
 WRITTEN_BY_SERVER = ("clusterIP", "clusterIPs", "healthCheckNodePort", "nodePort")
