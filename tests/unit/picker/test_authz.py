@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,9 @@ class Wire:
 
     def write(self, data: bytes) -> None:
         self.sent += data
+
+    def get_extra_info(self, _name: str) -> None:
+        return None
 
     def close(self) -> None:
         self.closed = True
@@ -157,6 +161,26 @@ async def test_a_client_that_left_meanwhile_gets_nothing():
     store.answer.set()
     await asyncio.wait_for(task, 5)
     assert not wire.sent
+
+
+async def test_a_question_that_nobody_waits_for_any_more_places_nothing(tmp_path: Path):
+    path = tmp_path / "authz.sock"
+    ledger, metrics = make_ledger(), Metrics()
+    server = AuthzServer(path, StoredDecider(ledger, None), metrics)
+    await server.start()
+    # All of it happens while the picker stands still.
+    for _ in range(3):
+        with socket.socket(socket.AF_UNIX) as late:
+            late.connect(str(path))
+            late.sendall(QUESTION)
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    writer.write(QUESTION)
+    async with asyncio.timeout(5):
+        assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    await server.stop()
+    assert len(ledger.reservations) == 1
+    assert metrics.registry.get_sample_value("sglpool_router_late_questions_total") == 3
 
 
 async def test_the_socket_replaces_one_that_was_left_behind(tmp_path: Path):
