@@ -20,9 +20,18 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.common import RESULTS, Row, show, write_results
-from benchmarks.router_decision import Decided, decide
+from benchmarks.router_decision import Decided, decide, decision_buckets
 from benchmarks.router_own import own_router
-from benchmarks.router_peers import Load, Loaded, chat_request, engines, large_body, run_load, small_body
+from benchmarks.router_peers import (
+    BenchmarkError,
+    Load,
+    Loaded,
+    chat_request,
+    engines,
+    large_body,
+    run_load,
+    small_body,
+)
 from benchmarks.router_variants import Router, Variant, envoy_alone, smg_sticky, smg_venv
 
 from sglpool.sandbox.binaries import cache_root
@@ -92,8 +101,8 @@ def loads(settings: Settings) -> dict[str, Load]:
     return {
         SMALL: whole(request=chat_request(small_body()), connections=32),
         LARGE: whole(request=chat_request(large_body()), connections=8),
-        CHUNKS: whole(request=stream, connections=200),
-        PACED: whole(request=chat_request(small_body()), connections=32, rate=200),
+        CHUNKS: whole(request=stream, connections=200, urgent=True),
+        PACED: whole(request=chat_request(small_body()), connections=32, rate=200, urgent=True),
     }
 
 
@@ -105,7 +114,7 @@ def measure_round(settings: Settings, cache: Path, number: int) -> dict[str, dic
         OWN: own_router,
     }
     found: dict[str, dict[str, Measured]] = {}
-    with engines(cache, ENGINES) as addresses:
+    with engines(cache, ENGINES) as peers:
         for name in list(variants)[:: -1 if number % 2 else 1]:
             wanted = loads(settings)
             if name == OWN:
@@ -113,17 +122,26 @@ def measure_round(settings: Settings, cache: Path, number: int) -> dict[str, dic
                 wanted[KEYLESS] = Load(request=keyless, connections=8, sessions=1024, seconds=settings.seconds)
             with (
                 tempfile.TemporaryDirectory(prefix="router-") as folder,
-                variants[name](Path(folder), addresses) as own,
+                variants[name](Path(folder), peers.addresses) as own,
             ):
-                found[name] = {what: _measure(cache, own, load) for what, load in wanted.items()}
+                found[name] = {what: _measure(cache, own, load, peers.pid) for what, load in wanted.items()}
     return found
 
 
-def _measure(cache: Path, router: Router, load: Load) -> Measured:
-    loaded = run_load(cache, router.folder, router.address, load, router.cpu_s)
+def _measure(cache: Path, router: Router, load: Load, engines_pid: int) -> Measured:
+    before = _decisions(router)
+    loaded = run_load(cache, router.folder, router.address, load, router.cpu_s, [*router.pids(), engines_pid])
+    decided = _decisions(router) - before
+    if router.state and decided < loaded.requests:
+        # Envoy goes on without the picker when that takes too long: a router that decides nothing is a cheap one.
+        raise BenchmarkError(f"the picker decided {decided:.0f} of {loaded.requests} requests")
     units = max(1, loaded.chunks or loaded.requests)
     cpu_us = {name: 1e6 * spent / units for name, spent in zip(router.processes, loaded.spent, strict=True)}
     return Measured(loaded=loaded, cpu_us=cpu_us)
+
+
+def _decisions(router: Router) -> float:
+    return max(decision_buckets(router.state).values(), default=0.0) if router.state else 0.0
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------

@@ -58,13 +58,15 @@ def decide(cache: Path, *, replicas: int, conversations: int, rate: int, seconds
         # Every conversation is asked about once before it counts.
         warm_s=1.25 * conversations / rate + 2,
     )
-    with engines(cache, replicas, urgent=True) as addresses, tempfile.TemporaryDirectory(prefix="router-") as name:
+    with engines(cache, replicas) as peers, tempfile.TemporaryDirectory(prefix="router-") as name:
         folder = Path(name)
-        with own_router(folder, addresses, urgent=True) as router:
+        with own_router(folder, peers.addresses) as router:
             reported = replace(load, access_log=folder / names.ACCESS_LOG, hold_s=HOLD_S)
-            before = _buckets(router.state)
-            loaded = run_load(cache, folder, str(folder / names.AUTHZ_SOCKET), reported, router.cpu_s)
-            after = _buckets(router.state)
+            before = decision_buckets(router.state)
+            loaded = run_load(
+                cache, folder, str(folder / names.AUTHZ_SOCKET), reported, router.cpu_s, [*router.pids(), peers.pid]
+            )
+            after = decision_buckets(router.state)
             known = json.loads(_read(f"{router.state}/state"))["conversations"]
             found = Decided(
                 p50_ms=loaded.p50_us / 1000,
@@ -83,11 +85,9 @@ def _floor(cache: Path, load: Load) -> Loaded:
     with tempfile.TemporaryDirectory(prefix="router-") as name:
         folder = Path(name)
         path = folder / names.AUTHZ_SOCKET
-        with started(
-            "floor", [sys.executable, "-m", "benchmarks.router_floor", str(path)], folder, urgent=True
-        ) as floor:
+        with started("floor", [sys.executable, "-m", "benchmarks.router_floor", str(path)], folder) as floor:
             await_socket(path)
-            return run_load(cache, folder, str(path), replace(load, warm_s=1.0), lambda: (sum(floor.cpu_times()[:2]),))
+            return run_load(cache, folder, str(path), replace(load, warm_s=1.0), tuple, [floor.pid])
 
 
 def _question() -> bytes:
@@ -105,7 +105,8 @@ def _question() -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-def _buckets(state: str) -> dict[float, float]:
+def decision_buckets(state: str) -> dict[float, float]:
+    """Decisions of a picker so far by the time that they took: within how many seconds, how many."""
     return {float(bound): float(count) for bound, count in _BUCKET.findall(_read(f"{state}/metrics"))}
 
 

@@ -27,8 +27,8 @@ MAX_CONCURRENT_REQUESTS = 512
 
 
 @contextmanager
-def own_router(folder: Path, engines: Sequence[str], *, urgent: bool = False) -> Iterator[Router]:
-    """Picker and Envoy, both on the router's core; yields once both serve. `urgent` as for `pinned`."""
+def own_router(folder: Path, engines: Sequence[str]) -> Iterator[Router]:
+    """Picker and Envoy, both on the router's core; yields once both serve."""
     shape = _shape(folder)
     for name, text in bootstrap.files(shape).items():
         (folder / name).write_text(text)
@@ -40,8 +40,8 @@ def own_router(folder: Path, engines: Sequence[str], *, urgent: bool = False) ->
         subprocess.run(pinned(cores()[1], [*command, "--init"]), check=True, timeout=60)
         envoy_command = [str(ENVOY), *bootstrap.arguments(shape, concurrency=1), "--log-level", "warn"]
         with (
-            started("picker", [*command, "--api-server", url], folder, env=_POD, urgent=urgent) as picker,
-            started("envoy", envoy_command, folder, urgent=urgent) as envoy,
+            started("picker", [*command, "--api-server", url], folder, env=_POD) as picker,
+            started("envoy", envoy_command, folder) as envoy,
         ):
             yield _when_ready(folder, shape, config, picker, envoy)
 

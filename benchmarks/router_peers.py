@@ -11,9 +11,8 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 FIRST_ENGINE = "127.0.0.11"
@@ -44,7 +43,7 @@ class Load:
         warm_s: For how long it runs before it is measured.
         access_log: File in which the clients of the picker report the end of their requests.
         hold_s: How long such a request takes.
-        urgent: As for `pinned`.
+        urgent: Run engines, router and clients `ahead` of all else.
     """
 
     request: bytes
@@ -83,6 +82,19 @@ class Loaded:
     chunk_p99_us: float
 
 
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """Engines that serve.
+
+    Attributes:
+        addresses: `ip:port` of each.
+        pid: The process that all of them are.
+    """
+
+    addresses: list[str]
+    pid: int
+
+
 def cores() -> tuple[int, int]:
     """The core of the router and the core of everything else."""
     usable = sorted(os.sched_getaffinity(0))
@@ -91,21 +103,30 @@ def cores() -> tuple[int, int]:
     return usable[1], usable[0]
 
 
-def pinned(core: int, argv: Sequence[str], *, urgent: bool = False) -> list[str]:
-    """The command, on one core, and before whatever else runs there, where that is allowed.
+def pinned(core: int, argv: Sequence[str]) -> list[str]:
+    """The command, on one core, and before others there where that is allowed: what waits pays for cold caches."""
+    return ["nice", "-n", str(_NICE), "taskset", "--cpu-list", str(core), *argv]
 
-    Args:
-        core: The core.
-        argv: The command.
-        urgent: Whenever it has something to do, at once: only for loads that leave the core mostly idle.
+
+@contextmanager
+def ahead(pids: Sequence[int]) -> Iterator[None]:
+    """These processes run whenever they have something to do, before all else, where that is allowed.
+
+    Else answer times on a machine that does other things too are times of waiting for a core, and chunks that wait are
+    passed on several at once, for less CPU than they cost in life. Only for loads that leave the cores mostly idle.
     """
-    order = ["chrt", "--rr", "1"] if urgent and _may_be_urgent() else ["nice", "-n", str(_NICE)]
-    return [*order, "taskset", "--cpu-list", str(core), *argv]
-
-
-@cache
-def _may_be_urgent() -> bool:
-    return subprocess.run(["chrt", "--rr", "1", "true"], check=False, capture_output=True).returncode == 0
+    threads = [int(thread.name) for pid in pids for thread in Path(f"/proc/{pid}/task").iterdir()]
+    try:
+        for thread in threads:
+            os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(1))
+    except PermissionError:
+        threads = []
+    try:
+        yield
+    finally:
+        for thread in threads:
+            with suppress(ProcessLookupError):
+                os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
 
 
 def engine_address(number: int) -> str:
@@ -130,37 +151,52 @@ def program(name: str, folder: Path) -> Path:
 
 
 @contextmanager
-def engines(folder: Path, count: int, *, urgent: bool = False) -> Iterator[list[str]]:
-    """So many engines for the length of the block; yields their addresses. `folder` keeps what was compiled."""
+def engines(folder: Path, count: int) -> Iterator[Engines]:
+    """So many engines for the length of the block. `folder` keeps what was compiled."""
     command = [str(program("router_worker", folder)), FIRST_ENGINE, str(count), str(ENGINE_PORT)]
-    process = subprocess.Popen(pinned(cores()[1], command, urgent=urgent), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(pinned(cores()[1], command), stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         if process.stdout.readline() != "listening\n":
             raise BenchmarkError(f"the engines do not listen at {FIRST_ENGINE}:{ENGINE_PORT} and above")
-        yield [f"{engine_address(number)}:{ENGINE_PORT}" for number in range(count)]
+        yield Engines([f"{engine_address(number)}:{ENGINE_PORT}" for number in range(count)], process.pid)
     finally:
         process.kill()
         process.communicate(timeout=10)
 
 
-def run_load(programs: Path, folder: Path, target: str, load: Load, read: Callable[[], tuple[float, ...]]) -> Loaded:
-    """Run the load against `ip:port` or a unix socket; `read` is called when the measured time begins and ends."""
+def run_load(
+    programs: Path,
+    folder: Path,
+    target: str,
+    load: Load,
+    read: Callable[[], tuple[float, ...]],
+    servers: Sequence[int] = (),
+) -> Loaded:
+    """Run a load.
+
+    Args:
+        programs: What was compiled.
+        folder: For the request's text.
+        target: `ip:port`, or the path of a unix socket.
+        load: The load.
+        read: Called when the measured time begins, and when it ends.
+        servers: Processes that serve it, for a load that is urgent.
+    """
     request = folder / "request.http"
     request.write_bytes(load.request)
     numbers = (load.connections, load.sessions, load.seconds, load.rate, load.warm_s)
     command = [str(program("router_load", programs)), target, str(request), *map(str, numbers)]
     if load.access_log is not None:
         command += [str(load.access_log), str(round(load.hold_s * 1000))]
-    process = subprocess.Popen(
-        pinned(cores()[1], command, urgent=load.urgent), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(pinned(cores()[1], command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        begin = _read_at(process, "begin", read)
-        end = _read_at(process, "end", read)
-        # Not by communicate(): what readline() has buffered already would be lost.
-        text = process.stdout.readline()
+        with ahead([*servers, process.pid]) if load.urgent else nullcontext():
+            begin = _read_at(process, "begin", read)
+            end = _read_at(process, "end", read)
+            # Not by communicate(): what readline() has buffered already would be lost.
+            text = process.stdout.readline()
         _, errors = process.communicate(timeout=_LIMIT_S)
     finally:
         process.kill()

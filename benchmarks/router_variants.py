@@ -49,6 +49,10 @@ class Router:
         """CPU time so far, user and system, of each process in order."""
         return tuple(_cpu_s(process) for process in self.processes.values())
 
+    def pids(self) -> list[int]:
+        """Numbers of its processes."""
+        return [process.pid for process in self.processes.values()]
+
     def rss_bytes(self) -> dict[str, int]:
         """Resident size of each process."""
         return {name: process.memory_info().rss for name, process in self.processes.items()}
@@ -140,15 +144,10 @@ def smg_venv(cache: Path) -> Path:
 
 @contextmanager
 def started(
-    name: str,
-    command: Sequence[str],
-    folder: Path,
-    *,
-    env: Mapping[str, str] | None = None,
-    urgent: bool = False,
+    name: str, command: Sequence[str], folder: Path, *, env: Mapping[str, str] | None = None
 ) -> Iterator[psutil.Process]:
     """A process on the router's core for the length of the block; what it says is in NAME.log."""
-    argv = pinned(cores()[0], command, urgent=urgent)
+    argv = pinned(cores()[0], command)
     with (folder / f"{name}.log").open("ab") as log:
         popen = subprocess.Popen(
             argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})}
