@@ -227,7 +227,10 @@ def test_adopting_a_restored_pool_restarts_nothing(make_pool: PoolMaker, kubectl
     kubectl("wait", "--for=delete", "sglpool/p", "-n", namespace, "--timeout=30s")
     pool.apply()
     assert "p-" in pool.wait_for("Stalled", reason="NameConflict")["message"]
-    kinds = "statefulsets,services,serviceaccounts,poddisruptionbudgets,configmaps"
+    kinds = (
+        "statefulsets,deployments,services,serviceaccounts,poddisruptionbudgets,configmaps,roles,rolebindings,"
+        "networkpolicies"
+    )
     kubectl("annotate", kinds, "-l", "sglpool.io/pool=p", "-n", namespace, "sglpool.io/adopt-object=true")
     pool.apply(load={"tokensPerRequest": 90_000})
     pool.wait_ready()
@@ -241,12 +244,12 @@ def test_configmaps_live_as_long_as_a_revision_refers_to_them(
 ) -> None:
     pool = make_pool(replicas=1)
     pool.wait_ready()
-    first = {key for key in pool.versions() if key.startswith("ConfigMap/")}
+    first = {key for key in pool.versions() if key.startswith("ConfigMap/p-launch-")}
     pool.apply(engine={"warmup": {"prompts": 1}})
     pool.wait_ready()
     operator.stop()
     operator.start()
-    both = {key for key in pool.versions() if key.startswith("ConfigMap/")}
+    both = {key for key in pool.versions() if key.startswith("ConfigMap/p-launch-")}
     assert len(both) == 2
     assert first < both, "the old revision can still be gone back to"
     kubectl("patch", "statefulset", "p-b200", "-n", namespace, "-p", '{"spec": {"revisionHistoryLimit": 0}}')
@@ -258,7 +261,7 @@ def test_configmaps_live_as_long_as_a_revision_refers_to_them(
     operator.stop()
     operator.start()
     wait_until(
-        lambda: {key for key in pool.versions() if key.startswith("ConfigMap/")} == both - first,
+        lambda: {key for key in pool.versions() if key.startswith("ConfigMap/p-launch-")} == both - first,
         timeout_s=30,
         describe="its ConfigMap is gone too",
     )
