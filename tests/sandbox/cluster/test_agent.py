@@ -83,7 +83,11 @@ def test_the_operator_starts_again_too(cluster: AgentCluster, shared_pool: Clust
     assert after["node-agent"] == before["node-agent"], "what runs is left alone"
     shared_pool.apply(replicas=3)
     wait_until(lambda: len(shared_pool.pods()) == 3, timeout_s=60, describe="the new operator adds a replica")
+    # Until its launcher listens to signals, it would be deaf to the one that ends it, as every PID 1.
+    logs = ["logs", "shared-b200-2", "-n", shared_pool.namespace]
+    wait_until(lambda: "started sglang" in cluster.sglpool(*logs).stdout, timeout_s=60, describe="its launcher runs")
     shared_pool.apply(replicas=2)
+    wait_until(lambda: len(shared_pool.pods()) == 2, timeout_s=60, describe=lambda: f"it is gone: {shared_pool.pods()}")
     shared_pool.wait_ready(READY_S)
     assert "there is no process nonsense in the sandbox" in cluster.sglpool("restart", "nonsense").stderr
 
