@@ -219,7 +219,7 @@ def _decision_rows(settings: Settings, decided: Sequence[Decided], floors: Seque
         ),
         Row(figure="the same, median", value=median(each.p50_ms for each in decided), unit="ms"),
         Row(
-            figure="the same, p99 as the picker itself counts it",
+            figure="the same, p99 as the picker itself counts it, at most",
             value=median(each.own_p99_ms for each in decided),
             unit="ms",
         ),
