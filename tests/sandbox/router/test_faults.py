@@ -1,0 +1,227 @@
+"""What dies, hangs or lies behind or beside a router costs its own streams and no others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from sandbox.cluster.engines import Json, address, engine_process, loads
+from sandbox.router.conftest import Cost, RoutedPool, RouterPod, soon
+from sglpool.routing.pickerconfig import AUTHZ_SOCKET, EDS_FILE, LDS_FILE
+from support.streaming import Stream, chat, send
+from support.waiting import wait_until
+
+pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(240)]
+
+STREAMS = 8
+SOON_S = 10.0
+"""Two seconds is what is promised for a dead process; a machine that is busy with tests gets more."""
+
+
+def test_a_hanging_picker(settled: RoutedPool, cost: Cost, stopped: Callable[[psutil.Process], None]) -> None:
+    router, homes = settled.router, settled.homes()
+    with settled.streams(STREAMS) as streams:
+        picker = router.picker()
+        stopped(picker)
+        replies = settled.turns()
+        assert not cost.count_streams(streams), "no byte goes through the picker"
+        picker.send_signal(signal.SIGCONT)
+        cost.count_turns(replies, homes, settled.homes())
+    assert cost.moved == 0, "what Envoy chose by itself gives nobody another home"
+    assert max(reply.took_s for reply in replies.values()) < SOON_S
+    again = settled.turns()
+    assert settled.homes() == homes
+    assert all(reply.cached_tokens > reply.prompt_tokens / 2 for reply in again.values()), "home is warm still"
+    soon(lambda: router.state()["in_flight"] == 0, "picks that came too late give their slots back")
+
+
+def test_a_killed_picker_that_was_writing_its_files(settled: RoutedPool, cost: Cost) -> None:
+    router, homes = settled.router, settled.homes()
+    with settled.streams(STREAMS) as streams:
+        soon(lambda: set(homes) <= set(settled.named(router.homes_on_file())), "every home is in the snapshot")
+        # As a picker leaves them that was killed while it wrote: the files themselves are only ever renamed.
+        for name in (EDS_FILE, LDS_FILE):
+            (router.shared / f".{name}.new").write_text('{"resources": [{"@type": "type.goo')
+        router.picker().kill()
+        # Its container is not ready now, so the pod is not; Envoy serves on, and decides by itself.
+        cost.count_turns(settled.turns(router), homes, homes)
+        soon(lambda: _picks(router), "the picker is back", timeout_s=30)
+        again = settled.turns(router)
+        cost.count_turns(again, homes, settled.homes(router=router))
+        assert not cost.count_streams(streams), "no byte goes through the picker"
+    assert cost.moved == 0, "homes were on file"
+    soon(lambda: router.state()["in_flight"] == 0, "no slot leaks")
+
+
+def _picks(router: RouterPod) -> bool:
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        return bool(router.state()["conversations"]) and (router.shared / AUTHZ_SOCKET).exists()
+    return False
+
+
+def test_an_operator_that_is_gone(settled: RoutedPool, cost: Cost) -> None:
+    homes = settled.homes()
+    sandbox = settled.cluster.sandbox
+    with settled.streams(STREAMS) as streams:
+        os.kill(sandbox.status().processes["operator"], signal.SIGKILL)
+        try:
+            cost.count_turns(settled.turns(), homes, settled.homes())
+            assert settled.ask("somebody-new").status == 200
+            assert not cost.count_streams(streams)
+        finally:
+            sandbox.restart(["operator"])
+        assert not streams.flowing(), "its return changes nothing"
+    assert (cost.moved, cost.cold) == (0, 0)
+
+
+def test_a_replica_with_a_full_queue(settled: RoutedPool, cost: Cost) -> None:
+    homes = settled.homes()
+    victim = homes[settled.conversations[0].session]
+    name = settled.pod_of(victim)
+    pod = settled.engines()[name]
+    engine = address(pod)
+    fillers: list[Stream] = []
+    with settled.streams(STREAMS) as streams:
+        # Somebody goes past the router, so that it does not see them come: four run and one waits.
+        free = 5 - _requests(pod)
+        fillers += [Stream(engine, f"filler-{number}", tokens=200_000) for number in range(free)]
+        soon(lambda: _requests(pod) == 5, "the engine is full")
+        try:
+            cost.count_turns(settled.turns(), homes, settled.homes())
+            assert not cost.count_streams(streams), "what runs there runs on"
+            assert cost.cold > 0, "who lives there is served elsewhere"
+            assert cost.moved == 0, "and comes back"
+            assert settled.router.replica(name)["refused"], "nobody else tries it"
+        finally:
+            for filler in fillers:
+                filler.hang_up()
+    soon(lambda: not settled.router.replica(name)["refused"], "it is chosen again")
+    assert settled.conversations[0].turn(settled.router.address).cached_tokens > 0
+
+
+def _requests(pod: Json) -> int:
+    now = loads(pod)
+    return int(now["num_running_reqs"] + now["num_waiting_reqs"])
+
+
+def test_a_replica_that_accepts_and_never_answers(
+    settled: RoutedPool, cost: Cost, stopped: Callable[[psutil.Process], None]
+) -> None:
+    router, homes = settled.router, settled.homes()
+    with settled.streams(STREAMS) as streams:
+        lives = settled.homes(*[stream.session for stream in streams.all])
+        victim = lives[streams.all[0].session]
+        name = settled.pod_of(victim)
+        engine = engine_process(settled.engines()[name])
+        stopped(engine)
+        took_s = soon(lambda: not router.replica(name)["healthy"], "two polls were missed")
+        assert took_s < SOON_S + 8
+        replies = settled.turns()
+        cost.count_turns(replies, homes, settled.homes())
+        assert max(reply.took_s for reply in replies.values()) < SOON_S, "nobody waits for it any more"
+        assert set(cost.count_streams(streams)) == settled.on(victim, lives), "the others flow"
+        assert cost.moved == len(settled.on(victim, homes)), "only who lived there has moved"
+        engine.send_signal(signal.SIGCONT)
+        assert not streams.flowing(), "it was only asleep"
+    soon(lambda: router.replica(name)["healthy"], "it is back")
+
+
+def test_an_address_that_somebody_else_has_now(settled: RoutedPool, cost: Cost) -> None:
+    router, homes = settled.router, settled.homes()
+    name, pod = sorted(settled.engines().items())[-1]
+    uid = pod["metadata"]["uid"]
+    victim = router.replica(name)["uid"]
+    with settled.streams(STREAMS) as streams:
+        lives = settled.homes(*[stream.session for stream in streams.all])
+        settled.cluster.kubectl("delete", "pod", name, "-n", settled.namespace, "--force", "--grace-period=0")
+        with _Stranger(pod["status"]["podIP"]) as stranger:
+            soon(lambda: uid not in str(router.state()["replicas"]), "the pod is forgotten")
+            soon(lambda: address(pod) not in router.hosts(), "by Envoy too")
+            stranger.forget()
+            cost.count_turns(settled.turns(), homes, settled.homes())
+            assert {settled.ask(f"after-{number}").status for number in range(8)} == {200}
+            assert stranger.visits == 0, "nothing of this pool goes to another pod"
+        assert set(cost.count_streams(streams)) == settled.on(victim, lives)
+    assert cost.moved == len(settled.on(victim, homes))
+
+
+class _Stranger:
+    """A pod of something else, to which the address has been given."""
+
+    def __init__(self, ip: str) -> None:
+        self._place = (ip, 30000)
+        self._socket = socket.socket()
+
+    def __enter__(self) -> _Stranger:
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        wait_until(self._bind, timeout_s=30, describe="the address is free")
+        self._socket.listen(64)
+        self._socket.setblocking(False)
+        return self
+
+    def _bind(self) -> bool:
+        try:
+            self._socket.bind(self._place)
+        except OSError:
+            return False
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    @property
+    def visits(self) -> int:
+        """Connections since the last look."""
+        count = 0
+        while True:
+            try:
+                self._socket.accept()[0].close()
+            except BlockingIOError:
+                return count
+            count += 1
+
+    def forget(self) -> None:
+        """Begin to count."""
+        assert self.visits >= 0
+
+
+def test_a_killed_envoy(settled: RoutedPool, cost: Cost) -> None:
+    router, homes = settled.router, settled.homes()
+    with settled.streams(STREAMS) as streams:
+        router.envoy().kill()
+        began_s = time.monotonic()
+        wait_until(lambda: _serves(settled, router.address), timeout_s=30, describe="it serves", interval_s=0.05)
+        assert time.monotonic() - began_s < SOON_S
+        assert len(cost.count_streams(streams)) == STREAMS, "every byte goes through Envoy"
+    soon(lambda: router.state()["in_flight"] == 0, "nothing is in flight without it")
+    soon(lambda: len(router.hosts()) == 4, "it knows the replicas")
+    settled.wait_ready()
+    cost.count_turns(settled.turns(), homes, settled.homes())
+    assert (cost.moved, cost.cold) == (0, 0), "the picker remembers"
+
+
+def _serves(routed: RoutedPool, place: str) -> bool:
+    try:
+        return send(place, body=chat("anybody"), timeout_s=5).status == 200
+    except OSError:
+        return False
+
+
+def test_a_killed_replica(settled: RoutedPool, cost: Cost) -> None:
+    homes = settled.homes()
+    with settled.streams(STREAMS) as streams:
+        lives = settled.homes(*[stream.session for stream in streams.all])
+        victim = homes[settled.conversations[0].session]
+        settled.kill_engine(settled.pod_of(victim))
+        replies = settled.turns()
+        cost.count_turns(replies, homes, settled.homes())
+        assert max(reply.took_s for reply in replies.values()) < SOON_S
+        assert set(cost.count_streams(streams)) == settled.on(victim, lives), "streams of the dead part alone"
+    assert cost.moved <= len(settled.on(victim, homes)), "only who lived there has moved"
