@@ -14,7 +14,6 @@ from sglpool.api import names
 from sglpool.api.base import Manifest
 from sglpool.api.validate import load_pool
 from sglpool.plan.children import expected_router_children, is_healthy
-from sglpool.render import router as router_module
 from support import pools
 from support.kubectl import Kubectl
 from support.operator_process import OperatorProcess
@@ -23,19 +22,12 @@ from support.waiting import wait_until
 
 pytestmark = pytest.mark.controlplane
 
-SWITCHED_ON = router_module.ROUTERS_SWITCHED_ON
 ROOT = Path(__file__).parents[2]
 MANAGED: pools.Json = {
     **pools.ROUTED["router"],
     "sessionStore": {"managed": {"memory": "1024Mi"}},
     "resources": {"requests": {"cpu": "1000m", "memory": "0.5Gi"}, "limits": {"cpu": 4}},
 }
-lives = pytest.mark.skipif(not SWITCHED_ON, reason="routers are not switched on")
-
-
-@pytest.fixture
-def routers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router_module, "ROUTERS_SWITCHED_ON", True)
 
 
 def rendered(namespace: str, case: str) -> list[Manifest]:
@@ -55,9 +47,7 @@ def apply(kubectl: Kubectl, manifests: list[Manifest]) -> None:
 
 
 @pytest.mark.parametrize("case", ["everything", "managed"])
-def test_what_the_server_makes_of_it_counts_as_unchanged(
-    kubectl: Kubectl, namespace: str, routers: None, case: str
-) -> None:
+def test_what_the_server_makes_of_it_counts_as_unchanged(kubectl: Kubectl, namespace: str, case: str) -> None:
     manifests = rendered(namespace, case)
     apply(kubectl, manifests)
     for manifest in manifests:
@@ -67,9 +57,7 @@ def test_what_the_server_makes_of_it_counts_as_unchanged(
 
 
 @pytest.mark.parametrize("case", ["everything", "managed"])
-def test_its_pods_are_admitted_at_the_restricted_level(
-    kubectl: Kubectl, namespace: str, routers: None, case: str
-) -> None:
+def test_its_pods_are_admitted_at_the_restricted_level(kubectl: Kubectl, namespace: str, case: str) -> None:
     kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     manifests = rendered(namespace, case)
     apply(kubectl, [m for m in manifests if m["kind"] == "ServiceAccount"])
@@ -85,9 +73,7 @@ def test_its_pods_are_admitted_at_the_restricted_level(
         assert done.returncode == 0, done.stderr
 
 
-def test_the_pickers_account_can_watch_pods_here_and_nothing_else(
-    kubectl: Kubectl, namespace: str, routers: None
-) -> None:
+def test_the_pickers_account_can_watch_pods_here_and_nothing_else(kubectl: Kubectl, namespace: str) -> None:
     apply(kubectl, rendered(namespace, "managed"))
     account = f"--as=system:serviceaccount:{namespace}:kimi-router"
 
@@ -119,7 +105,6 @@ def generations(pool: ClusterPool, kinds: str) -> dict[str, object]:
 ALL = "deployments,services,serviceaccounts,roles,rolebindings,networkpolicies,poddisruptionbudgets,configmaps"
 
 
-@lives
 def test_a_pool_is_ready_with_its_router_and_says_where(make_pool: PoolMaker, kubectl: Kubectl, namespace: str) -> None:
     pool = make_pool(replicas=1)
     pool.wait_ready()
@@ -128,7 +113,6 @@ def test_a_pool_is_ready_with_its_router_and_says_where(make_pool: PoolMaker, ku
     assert router_of(pool)["status"]["readyReplicas"] == 1
 
 
-@lives
 def test_a_router_rolls_out_without_an_engine_noticing_and_its_old_settings_go(
     make_pool: PoolMaker, operator: OperatorProcess
 ) -> None:
@@ -153,7 +137,6 @@ def test_a_router_rolls_out_without_an_engine_noticing_and_its_old_settings_go(
     wait_until(collected, timeout_s=60, describe="the old ConfigMap is collected", interval_s=1)
 
 
-@lives
 def test_nothing_is_written_while_nothing_changes(make_pool: PoolMaker, operator: OperatorProcess) -> None:
     pool = make_pool(replicas=1, router={"replicas": 2, "sessionStore": {"managed": {}}})
     pool.wait_ready()
@@ -169,7 +152,6 @@ def test_nothing_is_written_while_nothing_changes(make_pool: PoolMaker, operator
     assert generations(pool, ALL) == before
 
 
-@lives
 def test_a_router_changed_or_deleted_by_hand_comes_back(
     make_pool: PoolMaker, kubectl: Kubectl, namespace: str, operator: OperatorProcess
 ) -> None:
@@ -193,7 +175,6 @@ def test_a_router_changed_or_deleted_by_hand_comes_back(
     pool.wait_ready()
 
 
-@lives
 def test_a_router_that_is_switched_off_leaves_nothing(
     make_pool: PoolMaker, namespace: str, operator: OperatorProcess
 ) -> None:
@@ -214,7 +195,6 @@ def test_a_router_that_is_switched_off_leaves_nothing(
     assert pool.get()["status"]["endpoint"] == f"http://p-engine.{namespace}.svc:30000/v1"
 
 
-@lives
 def test_a_router_pod_that_cannot_start_is_named_while_the_old_router_serves(make_pool: PoolMaker) -> None:
     pool = make_pool(replicas=1)
     pool.wait_ready()

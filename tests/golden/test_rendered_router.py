@@ -33,11 +33,6 @@ POOLS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def routers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglpool.render.router.ROUTERS_SWITCHED_ON", True)
-
-
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data):
         return True

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -97,13 +95,6 @@ class World:
 
     def pods(self) -> list[ModelPod]:
         return sorted((p for p in self.cluster.pods.values() if not p.terminating), key=lambda p: p.name)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def routers() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sglpool.render.router.ROUTERS_SWITCHED_ON", True)
-        yield
 
 
 ROUTERS = st.sampled_from(

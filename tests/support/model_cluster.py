@@ -289,7 +289,7 @@ class ModelCluster:
                 pod.node = True
         for pod in list(self.pods.values()):
             self._run(pod)
-        self.taken = {name for name in self.taken if self._wanted(name)}
+        self._forget_taken()
 
     def _control(self, current: ModelStatefulSet) -> None:
         current.observed_generation = current.generation
@@ -343,6 +343,7 @@ class ModelCluster:
             return
         pod.terminating = True
         if pod.ready:
+            self._forget_taken()
             self.taken.add(pod.name)
             statefulset = pod.name.rpartition("-")[0]
             together = {n for n in self.taken if n.rpartition("-")[0] == statefulset}
@@ -358,6 +359,12 @@ class ModelCluster:
             pod.ready = pod.loading <= 0
         if pod.ready and not pod.terminating:
             self.taken.discard(pod.name)
+
+    def _forget_taken(self) -> None:
+        """Count no more what nobody wants, nor a pod that finds no node: a roll-out does not wait for those."""
+        self.taken = {
+            name for name in self.taken if self._wanted(name) and not (name in self.pods and not self.pods[name].node)
+        }
 
     def _wanted(self, pod_name: str) -> bool:
         current = self.statefulsets.get(pod_name.rpartition("-")[0])

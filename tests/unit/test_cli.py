@@ -145,8 +145,7 @@ def test_manifests_have_sizes_and_no_owner_and_no_namespace_of_their_own() -> No
     assert [m["spec"]["replicas"] for m in manifests if m["kind"] == "StatefulSet"] == [2, 0]
 
 
-def test_the_router_is_in_the_table_and_among_the_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglpool.render.router.ROUTERS_SWITCHED_ON", True)
+def test_the_router_is_in_the_table_and_among_the_manifests() -> None:
     words = " ".join(run("plan", "-f", str(SAMPLE)).stdout.split())
     assert "Router: 1 pod, at most 28 requests on a replica, http://" in words
     manifests = list(yaml.safe_load_all(run("plan", "-f", str(SAMPLE), "-o", "yaml").stdout))

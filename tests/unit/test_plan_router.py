@@ -22,11 +22,6 @@ from support.observed import observed_pod, observed_statefulset
 ONE_TYPE: pools.Json = {"gpus": [{"type": "B200"}]}
 
 
-@pytest.fixture(autouse=True)
-def routers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglpool.render.router.ROUTERS_SWITCHED_ON", True)
-
-
 class Scene:
     """A pool whose engines are as they should be, and a router in some state."""
 

@@ -33,11 +33,6 @@ SECURED: pools.Json = {
 }
 
 
-@pytest.fixture(autouse=True)
-def routers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglpool.render.router.ROUTERS_SWITCHED_ON", True)
-
-
 def children(router: pools.Json | None = None, **spec: Any) -> dict[tuple[str, str], Manifest]:
     """The router's objects by kind and name, its ConfigMap among them."""
     pool = pools.pool({**spec, "router": {"enabled": True, **(router or {})}}, metadata={"uid": "pool"})

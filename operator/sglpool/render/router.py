@@ -19,16 +19,13 @@ from sglpool.render.router_pod import router_pod_template
 from sglpool.render.router_ports import HTTP_PORT
 from sglpool.sizing.pools import SizedGPU
 
-ROUTERS_SWITCHED_ON = False
-"""Whether pools get routers at all. The one line that turns the feature on."""
-
 PROGRESS_DEADLINE_S = 180
 """A router that is not ready by then will not be by itself: an image, a Secret or a node is missing."""
 
 
 def has_router(pool: Pool) -> bool:
     """Whether the pool is to have a router."""
-    return ROUTERS_SWITCHED_ON and pool.spec.router.enabled
+    return pool.spec.router.enabled
 
 
 def endpoint(pool: Pool) -> str:

@@ -23,12 +23,14 @@ class Turn:
         max_tokens: Most tokens of the answer.
         api_key: Sent as a bearer token unless empty.
         ignore_eos: Go on until `max_tokens`, wherever the model would stop.
+        session: Session id for a router; empty sends none.
     """
 
     messages: list[dict[str, Any]]
     max_tokens: int
     api_key: str = ""
     ignore_eos: bool = False
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ def stream_chat(address: str, turn: Turn, *, on_text: Callable[[str], None]) -> 
     headers = {"Content-Type": "application/json"}
     if turn.api_key:
         headers["Authorization"] = f"Bearer {turn.api_key}"
+    if turn.session:
+        headers["x-sglpool-session"] = turn.session
     first_s, parts, usage = 0.0, [], dict[str, Any]()
     try:
         connection.request("GET", "/v1/models", headers=headers)

@@ -18,7 +18,7 @@ from sglpool.sandbox.cluster import Sandbox
 from sglpool.sandbox.demo import Demo
 from sglpool.sandbox.errors import SandboxError
 from sglpool.sandbox.node_commands import list_nodes, node_app, node_table
-from sglpool.sandbox.pod_commands import chat, fault, logs
+from sglpool.sandbox.pod_commands import chat, endpoint, fault, logs
 from sglpool.sandbox.terminal import DEFAULT_FOLDER, OUT, Folder, say, told_plainly
 from sglpool.sandbox.versions import EVERYTHING
 
@@ -29,7 +29,7 @@ app = typer.Typer(
 )
 app.command("nodes")(list_nodes)
 app.add_typer(node_app)
-for command in (logs, chat, fault):
+for command in (logs, endpoint, chat, fault):
     app.command()(command)
 
 DEFAULT_SAMPLE = Path("manifests/samples/kimi-k2.6-coder.yaml")

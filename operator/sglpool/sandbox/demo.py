@@ -21,7 +21,7 @@ from sglpool.sandbox.chat import Reply, Turn, stream_chat
 from sglpool.sandbox.cluster import Sandbox
 from sglpool.sandbox.demo_conversation import first_turn, tool_result
 from sglpool.sandbox.errors import SandboxError
-from sglpool.sandbox.pod_commands import pod_address, wait_for_pod
+from sglpool.sandbox.pod_commands import pod_address, ready_pod
 
 POOL = "kimi-k2-6-coder"
 NODES = {"B200": 4, "B300": 2}
@@ -83,17 +83,19 @@ class Demo:
         self._say("Two replicas of 4 GPUs share one 8-GPU node, so that whole nodes stay free for others.")
 
     def _talk(self) -> None:
-        self._title("A coding agent's conversation, streamed from one of the pods")
-        pod = wait_for_pod(self._sandbox.api, "default", POOL, limit_s=READY_S)
-        address = pod_address(pod)
+        self._title("A coding agent's conversation, through the pool's router")
+        self._kubectl("get", "deployments,pods", "-l", "app.kubernetes.io/component=router")
+        address = pod_address(ready_pod(self._sandbox.api, "default", POOL))
+        self._say("Envoy moves the bytes, a picker beside it decides which replica gets a conversation, and remembers.")
         messages = first_turn()
-        self._say(f"First turn, to pod {pod['metadata']['name']}: system prompt, tools and a repository's files.")
+        self._say(f"First turn, to http://{address}/v1: system prompt, tools and a repository's files.")
         reply = self._turn(address, messages)
         messages += [{"role": "assistant", "content": reply.text}, *tool_result()]
         self._say("Second turn: all of the first, the answer, and what a tool said. Its KV cache is still there:")
         again = self._turn(address, messages)
         if again.cached_tokens < 0.9 * again.prompt_tokens:
             raise SandboxError(f"the second turn found only {again.cached_tokens} of its tokens in the cache")
+        self._command("router", "show", POOL)
         prefill_s = SPEED * reply.first_token_s
         self._say(
             f"In life the first answer would have begun after {prefill_s:.1f} s of prefill on four B200s, the second "
@@ -102,7 +104,7 @@ class Demo:
 
     def _turn(self, address: str, messages: list[dict[str, Any]]) -> Reply:
         shown: list[str] = []
-        reply = stream_chat(address, Turn(messages=messages, max_tokens=120), on_text=shown.append)
+        reply = stream_chat(address, Turn(messages=messages, max_tokens=120, session="demo"), on_text=shown.append)
         self._console.print(f"  {reply.text[:200]}...", style="green", highlight=False, markup=False, soft_wrap=True)
         self._console.print(f"  {reply.summary()}", style="bold", highlight=False, soft_wrap=True)
         return reply
@@ -146,7 +148,7 @@ class Demo:
             "Kubernetes' garbage collector removes the children; of a CRD this young it learns within 30 seconds."
         )
         selector = f"sglpool.io/pool={POOL}"
-        kinds = "statefulsets,pods,services,serviceaccounts,configmaps,poddisruptionbudgets"
+        kinds = "statefulsets,deployments,pods,services,serviceaccounts,configmaps,poddisruptionbudgets"
         self._until(
             lambda: not self._quiet("get", kinds, "-l", selector, "-o", "name"), "objects of the pool are still there"
         )
@@ -209,6 +211,17 @@ class Demo:
         self._console.print(output, style=style, highlight=False, markup=False, soft_wrap=True)
         if (done.returncode != 0) != refused:
             raise SandboxError(f"`kubectl {' '.join(arguments)}` was {'accepted' if refused else 'refused'}")
+
+    def _command(self, *arguments: str) -> None:
+        """Show a command of sglpool, run it, show its output; fail when it fails."""
+        self._console.print(f"$ sglpool {' '.join(arguments)}", style="bold cyan", highlight=False, markup=False)
+        command = [sys.executable, "-m", "sglpool", *arguments]
+        done = subprocess.run(
+            command, env=self._environment(), capture_output=True, text=True, timeout=READY_S, check=False
+        )
+        self._console.print(done.stdout.rstrip(), highlight=False, markup=False, soft_wrap=True)
+        if done.returncode != 0:
+            raise SandboxError(f"`sglpool {' '.join(arguments)}` failed: {done.stderr.strip()}")
 
     def _quiet(self, *arguments: str) -> str:
         done = self._execute(list(arguments), None)

@@ -1,9 +1,8 @@
-"""`sglpool sandbox logs`, `chat` and `fault`: one pod's log, one request by hand, one thing going wrong."""
+"""`sglpool sandbox logs`, `endpoint`, `chat` and `fault`: see a pod's log, talk to a pool, let something go wrong."""
 
 from __future__ import annotations
 
 import json
-import time
 from typing import Annotated
 
 import typer
@@ -19,7 +18,6 @@ from sglpool.sandbox.terminal import DEFAULT_FOLDER, OUT, Folder, say, told_plai
 Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the pod.")]
 PodName = Annotated[str, typer.Argument(help="Name of the pod.")]
 _POOL_LABEL = "sglpool.io/pool"
-_ENGINE = "sglpool.io/pool,app.kubernetes.io/component=engine"
 
 
 def logs(
@@ -44,19 +42,31 @@ def logs(
             OUT.file.flush()
 
 
+def endpoint(
+    target: Annotated[str, typer.Argument(help="A pool, or one of its pods.")],
+    namespace: Namespace = "default",
+    folder: Folder = DEFAULT_FOLDER,
+) -> None:
+    """Print the base URL of a pool's OpenAI API, as this machine reaches it."""
+    with told_plainly():
+        OUT.print(f"http://{pod_address(ready_pod(Sandbox(folder).api, namespace, target))}/v1", soft_wrap=True)
+
+
 def chat(
     target: Annotated[str, typer.Argument(help="A pool, or one of its pods.")],
     text: Annotated[str, typer.Argument(help="What to say.")] = "Write a function that reverses a list.",
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of the answer.")] = 200,
-    api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Where the engine asks for one.")] = "",
+    session: Annotated[str, typer.Option(help="Session id, by which the router keeps a conversation together.")] = "",
+    api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Where the pool asks for one.")] = "",
     namespace: Namespace = "default",
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
-    """Send one streaming request to a Ready pod and watch the tokens come."""
+    """Send one streaming request to a pool's router, or to one of its pods, and watch the tokens come."""
     with told_plainly(on_interrupt=""):
-        pod = _ready_pod(Sandbox(folder).api, namespace, target)
-        say(f"asking pod {pod['metadata']['name']} at {pod['status']['podIP']}")
-        turn = Turn(messages=[{"role": "user", "content": text}], max_tokens=max_tokens, api_key=api_key)
+        pod = ready_pod(Sandbox(folder).api, namespace, target)
+        say(f"asking pod {pod['metadata']['name']} at {pod_address(pod)}")
+        messages = [{"role": "user", "content": text}]
+        turn = Turn(messages=messages, max_tokens=max_tokens, api_key=api_key, session=session)
         reply = stream_chat(pod_address(pod), turn, on_text=lambda part: OUT.print(part, end="", markup=False))
         OUT.print()
         say(reply.summary())
@@ -99,18 +109,6 @@ def pod_address(pod: Manifest) -> str:
     return f"{pod['status']['podIP']}:{ports[0]['containerPort']}"
 
 
-def wait_for_pod(api: ApiServer, namespace: str, target: str, *, limit_s: float) -> Manifest:
-    """A Ready pod of a pool, waited for."""
-    deadline = time.monotonic() + limit_s
-    while True:
-        try:
-            return _ready_pod(api, namespace, target)
-        except SandboxError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(0.2)
-
-
 def _first_container(api: ApiServer, namespace: str, pod: str) -> str:
     """The container that `kubectl logs` would take; the engine when the pod is gone."""
     try:
@@ -126,14 +124,29 @@ def _get_pod(api: ApiServer, namespace: str, name: str) -> Manifest:
     return api.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
 
-def _ready_pod(api: ApiServer, namespace: str, target: str) -> Manifest:
-    listing = api.get(f"/api/v1/namespaces/{namespace}/pods?labelSelector={_ENGINE}")
+def ready_pod(api: ApiServer, namespace: str, target: str) -> Manifest:
+    """The pod to talk to: the one that is named, else a Ready router of the pool, else a Ready engine.
+
+    Raises:
+        SandboxError: There is no such pool or pod, or nothing of it is Ready.
+    """
+    listing = api.get(f"/api/v1/namespaces/{namespace}/pods?labelSelector={_POOL_LABEL}")
     pods: list[Manifest] = [
         pod for pod in listing["items"] if target in (pod["metadata"]["name"], pod["metadata"]["labels"][_POOL_LABEL])
     ]
-    if not pods:
-        raise SandboxError(f"{namespace} has no pool and no engine pod named {target}")
-    for pod in sorted(pods, key=lambda pod: pod["metadata"]["name"]):
+    by_component = [
+        sorted((pod for pod in pods if _component(pod) == component), key=lambda pod: str(pod["metadata"]["name"]))
+        for component in ("router", "engine")
+    ]
+    found = next(filter(None, by_component), None)
+    if not found:
+        raise SandboxError(f"{namespace} has no pool and no pod of a pool named {target}")
+    for pod in found:
         if any(item["type"] == "Ready" and item["status"] == "True" for item in pod["status"].get("conditions", [])):
             return pod
-    raise SandboxError(f"none of the {len(pods)} pods of {target} is Ready yet: kubectl get pods -n {namespace}")
+    raise SandboxError(f"no {_component(found[0])} pod of {target} is Ready yet: kubectl get pods -n {namespace}")
+
+
+def _component(pod: Manifest) -> str:
+    component: str = pod["metadata"]["labels"].get("app.kubernetes.io/component", "")
+    return component
