@@ -20,6 +20,7 @@ from sglpool.routing.state import RoutingState
 STUCK_S = 10.0
 """So long without a turn of the picker's clock, and it is not alive."""
 SIBLING_LIMIT_S = 3.0
+MAX_SIBLINGS = 4
 MAX_HOMES_BYTES = 64 * 2**20
 
 _LOG = logging.getLogger("sglpool.picker")
@@ -77,10 +78,12 @@ async def serve(app: web.Application, host: str, port: int) -> web.AppRunner:
 
 
 async def ask_siblings(addresses: Sequence[str], state: RoutingState, clock_s: Callable[[], float]) -> int:
-    """Take over the homes of the first router that answers: they all know much the same.
+    """Take over the homes that other routers know, of each conversation the newest.
+
+    Not of the first one alone: it may be one that starts as well, and without a store each knows its own clients.
 
     Args:
-        addresses: `ip:port` of the other routers' endpoints.
+        addresses: `ip:port` of the other routers' endpoints; only so many are asked, so that a start stays short.
         state: changed.
         clock_s: the time.
 
@@ -88,14 +91,13 @@ async def ask_siblings(addresses: Sequence[str], state: RoutingState, clock_s: C
         Conversations that are known afterwards.
     """
     async with aiohttp.ClientSession(trust_env=False) as session:
-        for address in addresses:
+        for address in addresses[:MAX_SIBLINGS]:
             try:
                 lines = await _homes_of(session, address)
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as problem:
                 _LOG.info("homes of %s: %s", address, str(problem) or type(problem).__name__)
                 continue
             absorb_lines(state, lines, clock_s(), f"homes of {address}")
-            break
     return len(state.conversations)
 
 

@@ -173,12 +173,12 @@ class Fleet:
         return {"resources": [assignment]}
 
     def siblings(self, own_uid: str) -> list[PodView]:
-        """The other routers that serve."""
-        return [
-            pod
-            for uid, pod in sorted(self.routers.items())
-            if uid != own_uid and pod.ip and not pod.terminating and not pod.over
-        ]
+        """The other routers, who knows most first: that is who has been ready for longest.
+
+        One that is going is among them: it still has streams, and of a pool's only router it knows every home.
+        """
+        others = [pod for uid, pod in self.routers.items() if uid != own_uid and pod.ip and not pod.over]
+        return sorted(others, key=lambda pod: (not pod.ready, pod.ready_since_s or 0.0, pod.uid))
 
 
 def replica_uid(pod: PodView) -> str:

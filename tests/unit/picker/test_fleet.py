@@ -173,3 +173,18 @@ def test_a_deadline_that_is_no_number_is_no_hurry(deadline):
 def test_a_bare_pod_is_not_ready():
     seen = view({"metadata": {"name": "a", "uid": "b"}})
     assert (seen.ready, seen.ip, seen.component, seen.restarts) == (False, "", "", 0)
+
+
+def test_who_knows_most_of_the_other_routers_comes_first():
+    fleet, _, _ = make_fleet()
+    for uid, changes in {
+        "own": {},
+        "starting": {"ready": False, "ready_since_s": None},
+        "going": {"ready": False, "ready_since_s": None, "terminating": True},
+        "young": {"ready_since_s": 2000.0},
+        "old": {"ready_since_s": 1000.0},
+        "ended": {"over": True},
+        "nowhere": {"ip": ""},
+    }.items():
+        fleet.put(pod(uid, component="router", **changes))
+    assert [sibling.uid for sibling in fleet.siblings("own")] == ["old", "young", "going", "starting"]
