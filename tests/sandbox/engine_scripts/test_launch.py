@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +54,17 @@ def test_a_stale_marker_of_an_earlier_container_is_removed(pod: Pod) -> None:
     pod.launch()
     eventually(lambda: "started" in pod.log(), "the server is started")
     assert [path.name for path in pod.run.iterdir()] == ["server.pid"]
+
+
+def test_a_pod_that_is_stopped_while_its_container_starts_does_not_load(pod: Pod) -> None:
+    # SIGTERM came and was lost: PID 1 has no default action, and Python had not got to blocking it yet.
+    pod.run.mkdir()
+    (pod.run / "draining").touch()
+    soon = time.time() + 60
+    os.utime(pod.run / "draining", (soon, soon))
+    assert pod.launch().wait(20) == 143
+    assert "being stopped already" in pod.log()
+    assert "started" not in pod.log()
 
 
 def test_a_warm_up_request_that_fails_in_passing_is_sent_again(pod: Pod) -> None:

@@ -208,6 +208,21 @@ def prepare(config: engine.Json) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
 
 
+def stopped_before_start(config: engine.Json) -> bool:
+    """Whether the pod was asked to stop since this process began: its SIGTERM may have come too early to be kept.
+
+    As PID 1 a process loses every signal until it has said what to do with it, and Python takes a while to start.
+    """
+    try:
+        asked_at = engine.marker(config, "draining").stat().st_mtime
+    except FileNotFoundError:
+        return False
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    # The kernel counts in ticks: without one more, a marker that an earlier container left just now would count.
+    return asked_at > time.time() - age_s + 1 / os.sysconf("SC_CLK_TCK")
+
+
 def main(command: list[str]) -> int:
     """Run the command; returns the exit code."""
     # Blocked signals wait for the loop; PID 1 would lose unblocked ones.
@@ -218,6 +233,9 @@ def main(command: list[str]) -> int:
         return 2
     config = engine.load_config()
     try:
+        if stopped_before_start(config):
+            engine.log("the pod is being stopped already: not starting the server.")
+            return 128 + signal.SIGTERM
         prepare(config)
         return Launcher(config, command).run()
     except OSError as error:
