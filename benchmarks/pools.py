@@ -33,7 +33,11 @@ PLACEHOLDER_UID = b"00000000-0000-0000-0000-000000000000"
 
 
 def pool_manifest(name: str) -> Manifest:
-    """A parked pool of the usual kind: one GPU type, a draft model, HiCache."""
+    """A parked pool of the usual kind: one GPU type, a draft model, HiCache.
+
+    It has no router: a thousand of them would be a thousand pods for the controllers, and their objects are the same
+    for every pool, parked or not.
+    """
     revision = "0" * 39 + "1"
     return {
         "apiVersion": names.API_VERSION,
@@ -53,6 +57,7 @@ def pool_manifest(name: str) -> Manifest:
                 "draftModel": {"source": {"huggingFace": {"repo": "nvidia/Kimi-K2.6-DFlash", "revision": revision}}},
             },
             "replicas": 0,
+            "router": {"enabled": False},
         },
     }
 
