@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -41,17 +41,15 @@ CONVERSATIONS = 12
 CHUNKY = ["--stream-interval=200"]
 FIRST_WORDS = "\n".join(f"line {number}: the quick brown fox jumps over the lazy dog" for number in range(120))
 
-_REPORT: list[tuple[str, int, int, int, int]] = []
+_REPORT: list[Cost] = []
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """List what each fault has cost."""
     if _REPORT:
         terminalreporter.section("cost of faults")
-        for name, streams, broken, homes, cold in _REPORT:
-            terminalreporter.write_line(
-                f"{name}: {broken} of {streams} streams broken, {homes} conversations moved, {cold} turns cold"
-            )
+        for cost in _REPORT:
+            terminalreporter.write_line(str(cost))
 
 
 @dataclass(frozen=True)
@@ -162,8 +160,8 @@ class RoutedPool:
 
     @property
     def router(self) -> RouterPod:
-        (router,) = self.routers()
-        return router
+        """The router that tests talk to; the first one where there are two."""
+        return min(self.routers(), key=lambda router: router.name)
 
     def engines(self) -> dict[str, Json]:
         return self.pool.pods()
@@ -204,11 +202,11 @@ class RoutedPool:
         return Streams(router.address, sessions, tokens=self._tokens, **self.headers)
 
     def warm(self) -> None:
-        """Let every conversation have its context where it lives."""
+        """Let every conversation begin, so that its context is warm where it lives."""
         for conversation in self.conversations:
-            text = f"{conversation.session}\n{FIRST_WORDS}" if not conversation.contents else "more"
-            reply = conversation.turn(self.router.address, text, **self.headers)
-            assert reply.status == 200, reply.body
+            if not conversation.contents:
+                reply = conversation.turn(self.router.address, f"{conversation.session}\n{FIRST_WORDS}", **self.headers)
+                assert reply.status == 200, reply.body
 
     def turns(self, router: RouterPod | None = None) -> dict[str, Reply]:
         """One more turn of every conversation."""
@@ -237,8 +235,9 @@ class RoutedPool:
 
     def youngest_home_s(self) -> float:
         """Unix time at which the last of the replicas became ready that conversations live on."""
-        pods = {self.pod_of(uid) for uid in self.homes(router=self.routers()[0]).values()}
-        return max(_ready_since_s(pod) for name, pod in self.engines().items() if name in pods)
+        uids = {uid.partition(".")[0] for uid in self.homes().values()}
+        since_s = [_ready_since_s(pod) for pod in self.engines().values() if pod["metadata"]["uid"] in uids]
+        return max(since_s, default=0.0)
 
     def on(self, uid: str, homes: dict[str, str]) -> set[str]:
         """Sessions that live on a replica."""
@@ -291,7 +290,21 @@ class Cost:
     streams: int = 0
     broken: int = 0
     moved: int = 0
+    turns: int = 0
     cold: int = 0
+    slowest_s: float = 0.0
+    times: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """One line for people."""
+        parts = [
+            f"{self.broken} of {self.streams} streams broken",
+            f"{self.moved} homes moved",
+            f"{self.cold} of {self.turns} turns cold",
+            f"slowest turn {self.slowest_s:.2f} s",
+            *(f"{what} after {seconds:.1f} s" for what, seconds in self.times.items()),
+        ]
+        return f"{self.name}: {', '.join(parts)}"
 
     def count_streams(self, streams: Streams) -> dict[str, str]:
         """Look which streams still flow; returns the broken ones."""
@@ -300,11 +313,19 @@ class Cost:
         self.broken += len(broken)
         return broken
 
-    def count_turns(self, replies: dict[str, Reply], before: dict[str, str], after: dict[str, str]) -> None:
-        """Count conversations whose home is another one, and turns that found less than half of their cache."""
+    def count_turns(self, replies: dict[str, Reply], before: dict[str, str], after: dict[str, str]) -> set[str]:
+        """Count conversations whose home is another one, and turns that found less than half of their cache.
+
+        Returns:
+            Those that moved.
+        """
         assert {reply.status for reply in replies.values()} == {200}, "every conversation is served"
-        self.moved += sum(1 for session, home in before.items() if after.get(session) != home)
+        moved = {session for session, home in before.items() if after.get(session) != home}
+        self.moved += len(moved)
+        self.turns += len(replies)
+        self.slowest_s = max(self.slowest_s, *(reply.took_s for reply in replies.values()))
         self.cold += sum(1 for reply in replies.values() if reply.cached_tokens < reply.prompt_tokens / 2)
+        return moved
 
 
 @pytest.fixture
@@ -312,7 +333,7 @@ def cost(request: pytest.FixtureRequest) -> Iterator[Cost]:
     """What the test's fault costs, for the list at the end."""
     found = Cost(request.node.name.removeprefix("test_"))
     yield found
-    _REPORT.append((found.name, found.streams, found.broken, found.moved, found.cold))
+    _REPORT.append(found)
 
 
 @pytest.fixture(scope="session")
@@ -367,20 +388,27 @@ def routed(_pools: dict[str, RoutedPool]) -> RoutedPool:
     """Four Ready replicas of Kimi behind a router, and conversations that are warm on them."""
     pool = _pools["main"]
     pool.wait_ready()
-    if not pool.conversations[0].contents:
-        pool.warm()
+    pool.warm()
     return pool
 
 
 @pytest.fixture
-def settled(routed: RoutedPool) -> RoutedPool:
-    """The same, once no conversation lives on a replica whose weight still ramps up: from there they may move."""
-    wait_until(
-        lambda: time.time() - routed.youngest_home_s() > DEFAULT_CONFIG.ramp_s,
-        timeout_s=DEFAULT_CONFIG.ramp_s + 10,
-        describe="replicas with conversations are old enough",
-    )
-    return routed
+def settled(_pools: dict[str, RoutedPool]) -> RoutedPool:
+    """The same, where a replica may be on its way back, but none whose weight still ramps up has a conversation.
+
+    From such a one they may move: its load counts for more.
+    """
+    pool = _pools["main"]
+    wait_until(lambda: _is_settled(pool), timeout_s=READY_S + DEFAULT_CONFIG.ramp_s, describe="settled replicas")
+    return pool
+
+
+def _is_settled(pool: RoutedPool) -> bool:
+    routers = pool.routers()
+    if len(routers) < pool.pool.get()["spec"]["router"]["replicas"] or pool.router.usable() < 3:
+        return False
+    pool.warm()
+    return time.time() - pool.youngest_home_s() > DEFAULT_CONFIG.ramp_s
 
 
 @pytest.fixture

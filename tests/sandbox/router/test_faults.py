@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
-import time
 from collections.abc import Callable
 
 import psutil
@@ -16,7 +14,6 @@ from sandbox.cluster.engines import Json, address, engine_process, loads
 from sandbox.router.conftest import Cost, RoutedPool, RouterPod, soon
 from sglpool.routing.pickerconfig import AUTHZ_SOCKET, EDS_FILE, LDS_FILE
 from support.streaming import Stream, chat, send
-from support.waiting import wait_until
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(240)]
 
@@ -35,7 +32,7 @@ def test_a_hanging_picker(settled: RoutedPool, cost: Cost, stopped: Callable[[ps
         picker.send_signal(signal.SIGCONT)
         cost.count_turns(replies, homes, settled.homes())
     assert cost.moved == 0, "what Envoy chose by itself gives nobody another home"
-    assert max(reply.took_s for reply in replies.values()) < SOON_S
+    assert cost.slowest_s < SOON_S
     again = settled.turns()
     assert settled.homes() == homes
     assert all(reply.cached_tokens > reply.prompt_tokens / 2 for reply in again.values()), "home is warm still"
@@ -52,7 +49,7 @@ def test_a_killed_picker_that_was_writing_its_files(settled: RoutedPool, cost: C
         router.picker().kill()
         # Its container is not ready now, so the pod is not; Envoy serves on, and decides by itself.
         cost.count_turns(settled.turns(router), homes, homes)
-        soon(lambda: _picks(router), "the picker is back", timeout_s=30)
+        cost.times["picker back"] = soon(lambda: _picks(router), "the picker is back", timeout_s=30)
         again = settled.turns(router)
         cost.count_turns(again, homes, settled.homes(router=router))
         assert not cost.count_streams(streams), "no byte goes through the picker"
@@ -121,11 +118,10 @@ def test_a_replica_that_accepts_and_never_answers(
         name = settled.pod_of(victim)
         engine = engine_process(settled.engines()[name])
         stopped(engine)
-        took_s = soon(lambda: not router.replica(name)["healthy"], "two polls were missed")
-        assert took_s < SOON_S + 8
+        cost.times["unhealthy"] = soon(lambda: not router.replica(name)["healthy"], "two polls were missed")
         replies = settled.turns()
         cost.count_turns(replies, homes, settled.homes())
-        assert max(reply.took_s for reply in replies.values()) < SOON_S, "nobody waits for it any more"
+        assert cost.slowest_s < SOON_S, "nobody waits for it any more"
         assert set(cost.count_streams(streams)) == settled.on(victim, lives), "the others flow"
         assert cost.moved == len(settled.on(victim, homes)), "only who lived there has moved"
         engine.send_signal(signal.SIGCONT)
@@ -133,72 +129,12 @@ def test_a_replica_that_accepts_and_never_answers(
     soon(lambda: router.replica(name)["healthy"], "it is back")
 
 
-def test_an_address_that_somebody_else_has_now(settled: RoutedPool, cost: Cost) -> None:
-    router, homes = settled.router, settled.homes()
-    name, pod = sorted(settled.engines().items())[-1]
-    uid = pod["metadata"]["uid"]
-    victim = router.replica(name)["uid"]
-    with settled.streams(STREAMS) as streams:
-        lives = settled.homes(*[stream.session for stream in streams.all])
-        settled.cluster.kubectl("delete", "pod", name, "-n", settled.namespace, "--force", "--grace-period=0")
-        with _Stranger(pod["status"]["podIP"]) as stranger:
-            soon(lambda: uid not in str(router.state()["replicas"]), "the pod is forgotten")
-            soon(lambda: address(pod) not in router.hosts(), "by Envoy too")
-            stranger.forget()
-            cost.count_turns(settled.turns(), homes, settled.homes())
-            assert {settled.ask(f"after-{number}").status for number in range(8)} == {200}
-            assert stranger.visits == 0, "nothing of this pool goes to another pod"
-        assert set(cost.count_streams(streams)) == settled.on(victim, lives)
-    assert cost.moved == len(settled.on(victim, homes))
-
-
-class _Stranger:
-    """A pod of something else, to which the address has been given."""
-
-    def __init__(self, ip: str) -> None:
-        self._place = (ip, 30000)
-        self._socket = socket.socket()
-
-    def __enter__(self) -> _Stranger:
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        wait_until(self._bind, timeout_s=30, describe="the address is free")
-        self._socket.listen(64)
-        self._socket.setblocking(False)
-        return self
-
-    def _bind(self) -> bool:
-        try:
-            self._socket.bind(self._place)
-        except OSError:
-            return False
-        return True
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()
-
-    @property
-    def visits(self) -> int:
-        """Connections since the last look."""
-        count = 0
-        while True:
-            try:
-                self._socket.accept()[0].close()
-            except BlockingIOError:
-                return count
-            count += 1
-
-    def forget(self) -> None:
-        """Begin to count."""
-        assert self.visits >= 0
-
-
 def test_a_killed_envoy(settled: RoutedPool, cost: Cost) -> None:
     router, homes = settled.router, settled.homes()
     with settled.streams(STREAMS) as streams:
         router.envoy().kill()
-        began_s = time.monotonic()
-        wait_until(lambda: _serves(settled, router.address), timeout_s=30, describe="it serves", interval_s=0.05)
-        assert time.monotonic() - began_s < SOON_S
+        cost.times["served again"] = soon(lambda: _serves(router.address), "it serves", timeout_s=30)
+        assert cost.times["served again"] < SOON_S
         assert len(cost.count_streams(streams)) == STREAMS, "every byte goes through Envoy"
     soon(lambda: router.state()["in_flight"] == 0, "nothing is in flight without it")
     soon(lambda: len(router.hosts()) == 4, "it knows the replicas")
@@ -207,21 +143,8 @@ def test_a_killed_envoy(settled: RoutedPool, cost: Cost) -> None:
     assert (cost.moved, cost.cold) == (0, 0), "the picker remembers"
 
 
-def _serves(routed: RoutedPool, place: str) -> bool:
+def _serves(place: str) -> bool:
     try:
         return send(place, body=chat("anybody"), timeout_s=5).status == 200
     except OSError:
         return False
-
-
-def test_a_killed_replica(settled: RoutedPool, cost: Cost) -> None:
-    homes = settled.homes()
-    with settled.streams(STREAMS) as streams:
-        lives = settled.homes(*[stream.session for stream in streams.all])
-        victim = homes[settled.conversations[0].session]
-        settled.kill_engine(settled.pod_of(victim))
-        replies = settled.turns()
-        cost.count_turns(replies, homes, settled.homes())
-        assert max(reply.took_s for reply in replies.values()) < SOON_S
-        assert set(cost.count_streams(streams)) == settled.on(victim, lives), "streams of the dead part alone"
-    assert cost.moved <= len(settled.on(victim, homes)), "only who lived there has moved"

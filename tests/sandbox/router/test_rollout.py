@@ -1,4 +1,4 @@
-"""Routers that are replaced, multiplied and deleted, their store, and a replica that joins: no stream is cut."""
+"""Routers that are replaced, multiplied and deleted, and their store: no stream is cut."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox.router.conftest import READY_S, Cost, RoutedPool, RouterPod, soon
+from sandbox.router.conftest import Cost, RoutedPool, RouterPod, soon
 from support.store_process import StoreProcess
 from support.streaming import chat, send
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(240)]
 
-STREAMS = 8
+STREAMS = 4
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +54,14 @@ def test_a_store_that_is_gone_and_comes_back(settled: RoutedPool, cost: Cost, st
     homes = settled.homes(router=first)
     with settled.streams(STREAMS, first) as streams:
         store.kill()
-        soon(lambda: not _has_store(first) and not _has_store(second), "both notice")
+        cost.times["noticed"] = soon(lambda: not _has_store(first) and not _has_store(second), "both notice")
         for router in (first, second):
             cost.count_turns(settled.turns(router), homes, settled.homes(router=router))
         assert {settled.ask("nobody-knows", router=router).status for router in (first, second)} == {200}
         assert not cost.count_streams(streams)
         store.start()
-        soon(lambda: _has_store(first) and _has_store(second), "both have it again", timeout_s=60)
+        both = "both have it again"
+        cost.times[both] = soon(lambda: _has_store(first) and _has_store(second), both, timeout_s=60)
     assert (cost.moved, cost.cold) == (0, 0), "each goes on with the homes that it knows"
 
 
@@ -74,9 +75,15 @@ def test_what_one_router_has_placed_the_other_one_finds(settled: RoutedPool) -> 
     for number in range(6):
         session = f"shared-{number}"
         assert settled.ask(session, router=first).status == 200
-        home = settled.homes(session, router=first)
         assert settled.ask(session, router=second).status == 200
-        assert settled.homes(session, router=second) == home
+        # Homes are written behind the requests: of two that were too fast, one learns that the other was first.
+        soon(lambda: _agree(settled, session), "they agree")  # noqa: B023 - called at once
+
+
+def _agree(settled: RoutedPool, session: str) -> bool:
+    first, second = settled.routers()
+    home = settled.homes(session, router=first)
+    return bool(home) and settled.homes(session, router=second) == home
 
 
 def test_a_deleted_router_ends_its_streams_first(settled: RoutedPool, cost: Cost) -> None:
@@ -97,19 +104,3 @@ def _listens(router: RouterPod) -> bool:
     except OSError:
         return False
     return True
-
-
-def test_a_replica_that_joins_takes_new_conversations_and_moves_no_old_one(settled: RoutedPool, cost: Cost) -> None:
-    router = settled.routers()[0]
-    homes = settled.homes(router=router)
-    with settled.streams(STREAMS, router) as streams:
-        settled.pool.apply(replicas=5)
-        soon(lambda: router.replica("main-b200-4").get("healthy"), "it is there", timeout_s=READY_S)
-        cost.count_turns(settled.turns(router), homes, settled.homes(router=router))
-        uid = router.replica("main-b200-4")["uid"]
-        sessions = [f"newcomer-{number}" for number in range(24)]
-        for session in sessions:
-            assert settled.ask(session, router=router).status == 200
-        assert settled.on(uid, settled.homes(*sessions, router=router)), "some are placed there"
-        assert not cost.count_streams(streams)
-    assert (cost.moved, cost.cold) == (0, 0)
