@@ -12,6 +12,7 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ REQUEST_S = 8.0
 def read_sessions(path: Path) -> list[list[list[Recorded]]]:
     """Read a corpus: sessions, their conversations (the main one first), their requests.
 
-    Sessions beyond the longest context are left out.
+    A conversation ends where its context would be longer than the longest that the simulated model takes.
 
     Raises:
         ValueError: names the line that is not a session.
@@ -69,7 +70,7 @@ def read_sessions(path: Path) -> list[list[list[Recorded]]]:
             conversations = _conversations(json.loads(line)["rows"])
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ValueError(f"{path}, line {number}: not a session with rows of 9 fields ({error!r})") from error
-        if conversations and _fits(conversations):
+        if conversations:
             sessions.append(conversations)
     if not sessions:
         raise ValueError(f"{path}: no session of at most {MAX_CONTEXT_TOKENS} tokens of context")
@@ -91,11 +92,12 @@ def _conversations(rows: Sequence[Sequence[Any]]) -> list[list[Recorded]]:
                 main_before=len(found["m"]),
             )
         )
-    return [requests for requests in found.values() if requests]
+    fitting = [list(takewhile(_fits, requests)) for requests in found.values()]
+    return [requests for requests in fitting if requests] if fitting[0] else []
 
 
-def _fits(conversations: Sequence[Sequence[Recorded]]) -> bool:
-    return all(each.prompt_tokens + each.output_tokens <= MAX_CONTEXT_TOKENS for one in conversations for each in one)
+def _fits(request: Recorded) -> bool:
+    return request.prompt_tokens + request.output_tokens <= MAX_CONTEXT_TOKENS
 
 
 class _Replayed:

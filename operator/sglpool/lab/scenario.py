@@ -48,7 +48,7 @@ class Scenario:
         seconds: simulated time, the warm-up included.
         warmup_s: time that no figure counts.
         seed: of everything random.
-        routers: router replicas; each request comes to any of them.
+        routers: router replicas; each connection comes to any of them.
         shared_store: whether the routers share homes.
         poll_s: how often each router polls each replica.
         poll_delay_s: how old a reading is when it arrives.

@@ -29,6 +29,8 @@ CHOSEN = frozenset({Rule.FREE_MOVE, Rule.SPILL, Rule.THICK})
 STARTS_WITHIN = 0.6
 """Part of the warm-up in which the first clients come: every first prompt is computed from nothing."""
 SAMPLE_S = 1.0
+KEEP_ALIVE_S = 4.0
+"""How long common HTTP clients keep an unused connection: after a longer pause a request may come to another router."""
 
 
 class _Engine:
@@ -47,13 +49,15 @@ class _Engine:
 class _Client:
     """A conversation with the session that it belongs to, and what is true of it."""
 
-    __slots__ = ("conversation", "key", "last_uid", "session")
+    __slots__ = ("conversation", "ended_s", "key", "last_uid", "router", "session")
 
     def __init__(self, session: Session, conversation: Conversation) -> None:
         self.session = session
         self.conversation = conversation
         self.key = ConversationKey(conversation.session, conversation.conversation)
         self.last_uid: str | None = None
+        self.router: Router | None = None
+        self.ended_s = 0.0
 
 
 @dataclass(slots=True)
@@ -104,6 +108,7 @@ class Simulator:
         ]
         self._engines: dict[str, _Engine] = {}
         self._flights: dict[str, _Flight] = {}
+        self._told: dict[Router, dict[str, int]] = {}
         self._clients: set[_Client] = set()
         self._prefill_busy_s = 0.0
         self._resized = False
@@ -116,9 +121,10 @@ class Simulator:
         for _ in range(scenario.clients):
             self._start_session(under_way=True)
         for number, router in enumerate(self._routers):
-            self._at(scenario.poll_s * (number + 1) / len(self._routers), self._poll, router)
-        if len(self._routers) > 1:
-            self._at(scenario.heartbeat_s, self._beat)
+            share = (number + 1) / len(self._routers)
+            self._at(scenario.poll_s * share, self._poll, router)
+            if len(self._routers) > 1:
+                self._at(scenario.heartbeat_s * share, self._beat, router)
         self._at(scenario.warmup_s, self._end_warmup)
         self._at(scenario.warmup_s + SAMPLE_S / 2, self._sample)
         if scenario.resize is not None:
@@ -158,9 +164,10 @@ class Simulator:
         conversation = client.conversation
         body_bytes = conversation.body_bytes(turn)
         request = PickRequest(client.key, body_bytes, conversation.session)
-        router = self._rng.choice(self._routers)
+        if client.router is None or self._now_s - client.ended_s > KEEP_ALIVE_S:
+            client.router = self._rng.choice(self._routers)
         ids = conversation.ids_of(turn, self.scenario.engine.page_size_tokens)
-        self._ask(_Flight(client, turn, request, router, self._now_s, ids))
+        self._ask(_Flight(client, turn, request, client.router, self._now_s, ids))
 
     def _end_client(self, client: _Client) -> None:
         self._clients.discard(client)
@@ -245,6 +252,7 @@ class Simulator:
             served_uid=flight.uid,
         )
         flight.router.release(outcome, flight.request, self._now_s)
+        client.ended_s = self._now_s
         self._at(self._now_s + turn.gap_s, self._next_turn, client)
         if flight.asked_s < self.scenario.warmup_s:
             return
@@ -313,14 +321,14 @@ class Simulator:
         for uid, published in readings:
             router.poll(uid, published, self._now_s)
 
-    def _beat(self) -> None:
-        total: dict[str, int] = {}
-        for router in self._routers:
-            for uid, replica in router.replicas.items():
-                total[uid] = total.get(uid, 0) + replica.own_in_flight
-        for router in self._routers:
-            router.hear({uid: total[uid] - replica.own_in_flight for uid, replica in router.replicas.items()})
-        self._at(self._now_s + self.scenario.heartbeat_s, self._beat)
+    def _beat(self, router: Router) -> None:
+        """One router tells the others what it has in flight; each does so at its own moment."""
+        self._told[router] = {uid: replica.own_in_flight for uid, replica in router.replicas.items()}
+        for listener in self._routers:
+            if listener is not router:
+                heard = [told for teller, told in self._told.items() if teller is not listener]
+                listener.hear({uid: sum(told.get(uid, 0) for told in heard) for uid in listener.replicas})
+        self._at(self._now_s + self.scenario.heartbeat_s, self._beat, router)
 
     def _set_store(self, available: bool) -> None:
         for router in self._routers:

@@ -18,9 +18,9 @@ SHARED_PREFIX_TOKENS = 14_900
 """Tools and system prompt, the same for every user of a harness."""
 MAX_CONTEXT_TOKENS = 256_000
 USUAL_CONTEXT_TOKENS = 170_000
-"""Where most harnesses compact at the latest; the others do at the model's limit."""
-USUAL_CONTEXT_SHARE = 0.85
-FRESH_SHARE = 0.78
+"""Where some harnesses compact at the latest; the others do at the model's limit."""
+USUAL_CONTEXT_SHARE = 0.35
+FRESH_SHARE = 0.7
 """Sessions that begin anew; the others resume an older one and bring its context."""
 COMPACTIONS_PER_REQUEST = 0.004
 COMPACTION_LEAST_TOKENS = 40_000
@@ -78,7 +78,7 @@ class Lognormal:
 REQUESTS = Lognormal(45.5, 0.92)
 """Requests of a session: p50 45.5, mean 69.5, p90 157."""
 FRESH_EXTRA = Lognormal(5_500, 1.0)
-RESUMED = Lognormal(110_000, 0.6)
+RESUMED = Lognormal(115_000, 0.6)
 GROWTH = Lognormal(655, 1.32)
 """What a step adds to the context, the output before it included: p50 655, p90 3.5k, p99 16k."""
 OUTPUT = Lognormal(216, 1.15)
