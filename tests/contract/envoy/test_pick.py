@@ -11,6 +11,7 @@ import pytest
 
 from sglpool.routing import pickerconfig as names
 from support.envoy_peers import Answer
+from support.envoy_process import endpoint
 from support.waiting import wait_until
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
@@ -220,3 +221,13 @@ def test_lookups_ask_no_picker_and_take_no_slot(router: Any) -> None:
         assert router.envoy.request("GET", path).status == 200
     assert not router.picker.seen
     assert sum(router.counts()) == 4
+
+
+def test_envoys_own_choice_takes_a_new_engine_as_soon_as_it_is_healthy(make_router: Callable[..., Any]) -> None:
+    router = make_router(1)
+    router.picker.kill()
+    router.a.kill()
+    new = router.peers.engine()
+    router.envoy.write_engines([endpoint(new.address)])
+    router.envoy.wait_host(new.address, "healthy")
+    assert router.envoy.request(body=CHAT, headers=SESSION).status == 200
