@@ -32,8 +32,12 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
 def pytest_sessionstart() -> None:
-    """A terminated run takes its processes along, as an interrupted one does."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """A terminated run takes its processes along, as an interrupted one does.
+
+    A run in the background of a shell ignores SIGINT; its children would too, and tests send it to them.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
