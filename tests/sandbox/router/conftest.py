@@ -30,6 +30,7 @@ from sglpool.routing.pickerconfig import ADMIN_SOCKET, CLUSTER_NAME, HOMES_FILE,
 from sglpool.routing.types import DEFAULT_CONFIG
 from support.envoy_process import UnixConnection
 from support.pool_on_cluster import ClusterPool, small_pool
+from support.store_process import StoreProcess
 from support.streaming import SESSION, Conversation, Reply, Streams, chat, send
 from support.waiting import wait_until
 
@@ -191,11 +192,13 @@ class RoutedPool:
         return send((router or self.router).address, body=body, **{SESSION: session}, **self.headers)
 
     def streams(self, count: int, router: RouterPod | None = None) -> Streams:
-        """Long streams of new conversations."""
+        """Long streams of new conversations, begun when nobody else is there: then they spread evenly."""
+        asked = router or self.router
+        soon(lambda: not any(each["load"] for each in asked.state()["replicas"]), "no replica has a load")
         self._streams += count
         first = self._streams - count
         sessions = [f"stream-{number}" for number in range(first, self._streams)]
-        return self.open((router or self.router), *sessions)
+        return self.open(asked, *sessions)
 
     def open(self, router: RouterPod, *sessions: str) -> Streams:
         """Long streams of these sessions."""
@@ -417,6 +420,13 @@ def closed(_pools: dict[str, RoutedPool]) -> RoutedPool:
     pool = _pools["closed"]
     pool.wait_ready()
     return pool
+
+
+@pytest.fixture(scope="session")
+def store() -> Iterator[StoreProcess]:
+    """A Valkey of the user's. It outlives the test that brings it in: the routers keep it."""
+    with StoreProcess() as store:
+        yield store
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from sandbox.router.conftest import Cost, RoutedPool, RouterPod, soon
@@ -13,13 +11,6 @@ from support.streaming import chat, send
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(240)]
 
 STREAMS = 4
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[StoreProcess]:
-    """A Valkey of the user's."""
-    with StoreProcess() as store:
-        yield store
 
 
 def test_another_router_spec_cuts_no_stream(settled: RoutedPool, cost: Cost, store: StoreProcess) -> None:
