@@ -166,7 +166,7 @@ def test_asking_for_the_latest_rendering(make_pool: PoolMaker, kubectl: Kubectl,
     def rendered() -> bool:
         return bool(pool.statefulset()["metadata"]["annotations"]["sglpool.io/render-hash"] != "0000000000")
 
-    wait_until(rendered, timeout_s=20, describe="the template is rendered anew")
+    wait_until(rendered, timeout_s=60, describe="the template is rendered anew")
     pool.wait_ready()
 
 
