@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 from collections.abc import Callable
 
@@ -67,7 +66,7 @@ def test_an_operator_that_is_gone(settled: RoutedPool, cost: Cost) -> None:
     homes = settled.homes()
     sandbox = settled.cluster.sandbox
     with settled.streams(STREAMS) as streams:
-        os.kill(sandbox.status().processes["operator"], signal.SIGKILL)
+        psutil.Process(sandbox.status().processes["operator"]).kill()
         try:
             cost.count_turns(settled.turns(), homes, settled.homes())
             assert settled.ask("somebody-new").status == 200
