@@ -2,7 +2,7 @@
 BIN := .venv/bin
 PYTEST_ARGS ?=
 
-.PHONY: demo test check crd crd-check fmt bootstrap clean bench-operator bench-router bench-sandbox bench-balance
+.PHONY: demo test test-faults check crd crd-check fmt bootstrap clean bench-operator bench-router bench-sandbox bench-balance
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -16,6 +16,9 @@ demo: bootstrap ## Bring up a control plane with fake GPU nodes and watch a pool
 
 test: check ## Everything that runs without a container engine
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+test-faults: bootstrap ## What each fault of a router costs in streams and warm homes; on a quiet machine
+	$(BIN)/pytest -m faults tests/sandbox/router $(PYTEST_ARGS)
 
 check: bootstrap crd-check ## Lint, types, import contracts, CRD drift
 	$(BIN)/ruff format --check .

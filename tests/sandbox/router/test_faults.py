@@ -14,7 +14,7 @@ from sandbox.router.conftest import Cost, RoutedPool, RouterPod, soon
 from sglpool.routing.pickerconfig import AUTHZ_SOCKET, EDS_FILE, LDS_FILE
 from support.streaming import Stream, chat, send
 
-pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.controlplane, pytest.mark.faults, pytest.mark.timeout(240)]
 
 STREAMS = 8
 SOON_S = 10.0

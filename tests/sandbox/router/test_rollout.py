@@ -8,7 +8,7 @@ from sandbox.router.conftest import Cost, RoutedPool, RouterPod, soon
 from support.store_process import StoreProcess
 from support.streaming import chat, send
 
-pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.controlplane, pytest.mark.faults, pytest.mark.timeout(240)]
 
 STREAMS = 4
 

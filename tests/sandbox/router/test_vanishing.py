@@ -10,7 +10,7 @@ from sandbox.cluster.engines import address
 from sandbox.router.conftest import READY_S, Cost, RoutedPool, soon
 from support.waiting import wait_until
 
-pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.controlplane, pytest.mark.faults, pytest.mark.timeout(240)]
 
 STREAMS = 8
 SOON_S = 10.0
