@@ -165,7 +165,9 @@ def _create_pool(sandbox: Sandbox, settings: Settings) -> float:
 
 
 def _pods(sandbox: Sandbox) -> list[dict[str, Any]]:
-    pods: list[dict[str, Any]] = sandbox.api.get(f"{_NAMESPACE}/pods")["items"]
+    pods: list[dict[str, Any]] = sandbox.api.get(f"{_NAMESPACE}/pods?labelSelector=app.kubernetes.io/component=engine")[
+        "items"
+    ]
     return pods
 
 
