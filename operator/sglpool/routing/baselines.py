@@ -30,87 +30,20 @@ SOFT_CAPACITY = 8
 """Most recently used with room: a replica has room below this many requests, a third above a target of six."""
 
 
-def session_hash(
-    state: RoutingState,
-    request: PickRequest,
-    replicas: Mapping[str, Replica],
-    now_s: float,
-    rng: Randomness,
-    config: PolicyConfig = DEFAULT_CONFIG,
-) -> Decision:
-    """Hash the session; load does not count."""
-    return _pick(Situation(state, request, replicas, now_s, rng, config), _by_session)
+def _policy(order: Order) -> Pick:
+    """A policy that takes the first replica of an order."""
 
+    def pick(
+        state: RoutingState,
+        request: PickRequest,
+        replicas: Mapping[str, Replica],
+        now_s: float,
+        rng: Randomness,
+        config: PolicyConfig = DEFAULT_CONFIG,
+    ) -> Decision:
+        return _pick(Situation(state, request, replicas, now_s, rng, config), order)
 
-def bounded_hash(
-    state: RoutingState,
-    request: PickRequest,
-    replicas: Mapping[str, Replica],
-    now_s: float,
-    rng: Randomness,
-    config: PolicyConfig = DEFAULT_CONFIG,
-) -> Decision:
-    """Hash the session, and go on to the next in its order past replicas that are above 1.25 times the mean."""
-    return _pick(Situation(state, request, replicas, now_s, rng, config), _by_bounded_session)
-
-
-def least_loaded(
-    state: RoutingState,
-    request: PickRequest,
-    replicas: Mapping[str, Replica],
-    now_s: float,
-    rng: Randomness,
-    config: PolicyConfig = DEFAULT_CONFIG,
-) -> Decision:
-    """Take the least loaded for every request, wherever the conversation was (join the shortest queue)."""
-    return _pick(Situation(state, request, replicas, now_s, rng, config), _by_load)
-
-
-def least_loaded_sticky(
-    state: RoutingState,
-    request: PickRequest,
-    replicas: Mapping[str, Replica],
-    now_s: float,
-    rng: Randomness,
-    config: PolicyConfig = DEFAULT_CONFIG,
-) -> Decision:
-    """Take the least loaded for a conversation's first request, and stay there."""
-    return _pick(Situation(state, request, replicas, now_s, rng, config), _by_home)
-
-
-def mru_with_room(
-    state: RoutingState,
-    request: PickRequest,
-    replicas: Mapping[str, Replica],
-    now_s: float,
-    rng: Randomness,
-    config: PolicyConfig = DEFAULT_CONFIG,
-) -> Decision:
-    """Take the replica that the conversation used most recently and that has room, else any with room, by chance."""
-    return _pick(Situation(state, request, replicas, now_s, rng, config), _by_recent_use)
-
-
-def random_replica(
-    state: RoutingState,
-    request: PickRequest,
-    replicas: Mapping[str, Replica],
-    now_s: float,
-    rng: Randomness,
-    config: PolicyConfig = DEFAULT_CONFIG,
-) -> Decision:
-    """Take any."""
-    return _pick(Situation(state, request, replicas, now_s, rng, config), _shuffled)
-
-
-POLICIES: Mapping[str, Pick] = {
-    "session_hash": session_hash,
-    "bounded_hash": bounded_hash,
-    "least_loaded": least_loaded,
-    "least_loaded_sticky": least_loaded_sticky,
-    "mru_with_room": mru_with_room,
-    "random": random_replica,
-}
-"""All baselines by name."""
+    return pick
 
 
 def _pick(s: Situation, order: Order) -> Decision:
@@ -174,3 +107,20 @@ def _by_recent_use(s: Situation, takers: list[Replica]) -> list[Replica]:
 def _shuffled(s: Situation, takers: list[Replica]) -> list[Replica]:
     keyed = {each.uid: s.rng.random() for each in takers}
     return sorted(takers, key=lambda each: keyed[each.uid])
+
+
+POLICIES: Mapping[str, Pick] = {
+    # Hash the session; load does not count.
+    "session_hash": _policy(_by_session),
+    # Hash the session, and go on to the next in its order past replicas that are above 1.25 times the mean.
+    "bounded_hash": _policy(_by_bounded_session),
+    # Take the least loaded for every request, wherever the conversation was (join the shortest queue).
+    "least_loaded": _policy(_by_load),
+    # Take the least loaded for a conversation's first request, and stay there.
+    "least_loaded_sticky": _policy(_by_home),
+    # Take the replica that the conversation used most recently and that has room, else any with room, by chance.
+    "mru_with_room": _policy(_by_recent_use),
+    # Take any.
+    "random": _policy(_shuffled),
+}
+"""All baselines by name."""
