@@ -200,14 +200,6 @@ class Sandbox:
                 self._processes.start(process)
                 self._processes.wait_ready(process)
 
-    def restart_agent(self) -> None:
-        """Start the node agent again, ended or not: its pods come back as after a reboot of every node.
-
-        Raises:
-            SandboxError: It does not come up.
-        """
-        self.restart([NODE_AGENT])
-
     def _all_processes(self) -> list[Process]:
         """Every process that was started, in the order of their start."""
         state = self._state()
