@@ -7,7 +7,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from sandbox.router.conftest import API_KEY, RoutedPool, soon
+from sandbox.router.routed_pool import API_KEY, RoutedPool, soon
 from support.streaming import CHAT, Reply, chat, send
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(240)]

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from sandbox.cluster.engines import address
-from sandbox.router.conftest import FIRST_WORDS, RoutedPool, soon
+from sandbox.router.routed_pool import FIRST_WORDS, RoutedPool, soon
 from support.streaming import CHAT, SESSION, Conversation, Stream, chat, send
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(240)]

@@ -10,7 +10,9 @@ import psutil
 import pytest
 
 from sandbox.cluster.engines import Json, address, engine_process, loads
-from sandbox.router.conftest import Cost, RoutedPool, RouterPod, soon
+from sandbox.router.costs import Cost
+from sandbox.router.routed_pool import RoutedPool, soon
+from sandbox.router.router_pod import RouterPod
 from sglpool.routing.pickerconfig import AUTHZ_SOCKET, EDS_FILE, LDS_FILE
 from support.streaming import Stream, chat, send
 

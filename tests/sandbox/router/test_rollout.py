@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sandbox.router.conftest import Cost, RoutedPool, RouterPod, soon
+from sandbox.router.costs import Cost
+from sandbox.router.routed_pool import RoutedPool, soon
+from sandbox.router.router_pod import RouterPod
 from support.store_process import StoreProcess
 from support.streaming import chat, send
 

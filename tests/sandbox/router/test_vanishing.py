@@ -7,7 +7,8 @@ import socket
 import pytest
 
 from sandbox.cluster.engines import address
-from sandbox.router.conftest import READY_S, Cost, RoutedPool, soon
+from sandbox.router.costs import Cost
+from sandbox.router.routed_pool import READY_S, RoutedPool, soon
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.faults, pytest.mark.timeout(240)]
