@@ -58,6 +58,13 @@ def test_the_schedulers_words_count_only_while_there_is_no_node():
     assert read(conditions=[condition("PodScheduled", "True", message="old words")]).unschedulable == ""
 
 
+@pytest.mark.parametrize(("phase", "address"), [("Running", "10.0.0.7"), ("Pending", "10.0.0.7"), ("Failed", "")])
+def test_the_address_of_a_pod_that_ended_may_be_anothers_by_now(phase, address):
+    status = {"phase": phase, "podIP": "10.0.0.7"}
+    metadata = {"name": "kimi-router-x", "uid": "u"}
+    assert ObservedPod.from_manifest({"metadata": metadata, "spec": {}, "status": status}).address == address
+
+
 def container(*, waiting: str = "", ended: dict | None = None, last: dict | None = None, restarts: int = 0) -> dict:
     state = {"waiting": {"reason": waiting}} if waiting else {"terminated": ended} if ended else {"running": {}}
     last_state = {"terminated": last} if last else {}

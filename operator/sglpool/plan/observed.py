@@ -19,6 +19,9 @@ MAX_WORDS = 200
 _CLOSING_LINES = ("sglpool: the server ended", "sglpool: the server did not warm up", "Received sigquit")
 """Lines with which the launch script and SGLang say only that it is over."""
 
+_ENDED = frozenset({"Succeeded", "Failed"})
+"""Phases of pods that run nothing any more; such a pod keeps its IP, which may be another's by now."""
+
 RefusalKind = Literal["PodSecurityRefused", "QuotaExceeded", "PodsRefused"]
 
 
@@ -108,6 +111,7 @@ class ObservedPod:
         terminating: Whether a deletion timestamp is set.
         unready_since_s: Unix time since which it is not ready: its start on a node, or when it stopped being ready.
         node: Its node, empty while unscheduled.
+        address: Its IP, empty before it has one and after it ended.
         gpus: GPUs that it requests.
         unschedulable: The scheduler's words, empty when scheduled or not looked at yet.
         waiting: Reason of the first container that waits for something other than its turn, with its image if that is
@@ -136,6 +140,7 @@ class ObservedPod:
     last_exit: int | None
     last_words: str
     oom_killed: bool
+    address: str = ""
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> "ObservedPod":
@@ -159,6 +164,7 @@ class ObservedPod:
             terminating=terminating,
             unready_since_s=_unready_since_s(metadata, conditions),
             node=spec.get("nodeName") or "",
+            address="" if status.get("phase") in _ENDED else status.get("podIP") or "",
             gpus=_gpus(spec),
             unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
             waiting=_waiting(containers),
