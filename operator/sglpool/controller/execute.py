@@ -32,6 +32,7 @@ from sglpool.plan import (
     DeleteChild,
     DeleteObject,
     EnsureChild,
+    MarkPod,
     OrphanStatefulSet,
     Plan,
     RecreateStatefulSet,
@@ -126,17 +127,24 @@ class Executor:
                 await self._apply_to_known(pool, manifest, names.MANAGER_TEMPLATE)
             case Scale():
                 await self._scale(pool, step)
-            case EnsureChild(manifest=manifest):
-                if not await self._ensure_child(pool, manifest):
-                    return ""
             case AdoptStatefulSet():
                 await self._adopt(pool, step)
             case OrphanStatefulSet(name=name, uid=uid):
                 await self._orphan(pool, name=name, uid=uid)
-            case DeleteObject() | DeleteChild():
-                if not await self._delete(pool, step):
+            case MarkPod() | EnsureChild() | DeleteObject() | DeleteChild():
+                if not await self._change(pool, step):
                     return ""
         return _phrase(step)
+
+    async def _change(self, pool: Pool, step: MarkPod | EnsureChild | DeleteObject | DeleteChild) -> bool:
+        """Do a step that may turn out to be needless; whether it changed anything."""
+        match step:
+            case MarkPod():
+                return await self._mark_pod(pool, step)
+            case EnsureChild(manifest=manifest):
+                return await self._ensure_child(pool, manifest)
+            case DeleteObject() | DeleteChild():
+                return await self._delete(pool, step)
 
     async def _create(self, pool: Pool, step: CreateStatefulSet) -> None:
         """Create with zero replicas, unless it is there after all: applying a zero to it would end every replica."""
@@ -176,6 +184,20 @@ class Executor:
         )
         await self._apply_to_known(pool, manifest, names.MANAGER_SCALE)
 
+    async def _mark_pod(self, pool: Pool, step: MarkPod) -> bool:
+        """Annotate that incarnation of a pod; False if it is gone already."""
+        patch = {"metadata": {"uid": step.uid, "annotations": dict(step.annotations)}}
+        try:
+            marked = await self._kube.merge_patch(PODS, namespace=pool.namespace, name=step.name, patch=patch)
+        except (NotFound, Conflict):  # another one has its name by now
+            return False
+        except Invalid as error:
+            if "metadata.uid" in error.message:
+                return False
+            raise
+        self._store.put_pod(marked)
+        return True
+
     async def _apply_to_known(self, pool: Pool, manifest: Manifest, manager: str) -> None:
         """Apply to the StatefulSet that was planned for, by its uid.
 
@@ -207,7 +229,13 @@ class Executor:
         if isinstance(step, DeleteChild):
             return await self._delete_child(pool, step)
         try:
-            return await self._kube.delete(_KINDS[step.kind], namespace=pool.namespace, name=step.name, uid=step.uid)
+            return await self._kube.delete(
+                _KINDS[step.kind],
+                namespace=pool.namespace,
+                name=step.name,
+                uid=step.uid,
+                grace_period_s=step.grace_period_s,
+            )
         except Conflict:
             return False
 
@@ -332,6 +360,11 @@ def _phrase(step: Step) -> str:
             what = f"Delete {kind} {name}"
         case Scale(name=name, replicas=replicas, partition=partition):
             what = f"Scale {name} to {replicas}, partition {partition}"
+        case MarkPod(name=name, annotations=annotations):
+            said = ", ".join(
+                f"{key}={value}" if value is not None else f"no {key}" for key, value in annotations.items()
+            )
+            what = f"Mark {name} {said}"
         case AdoptStatefulSet(name=name) | OrphanStatefulSet(name=name):
             what = f"{type(step).__name__} {name}"
     return f"{what} ({step.reason})"

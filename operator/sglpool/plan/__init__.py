@@ -3,6 +3,7 @@
 `make_plan` is the entry. Nothing here does I/O or knows the time; applying a plan is `controller.execute`.
 """
 
+from sglpool.plan.drain import ReplicaLoad
 from sglpool.plan.observed import Observed, ObservedDeployment, ObservedPod, ObservedStatefulSet, Refusal
 from sglpool.plan.planner import Plan, make_plan
 from sglpool.plan.steps import (
@@ -11,7 +12,9 @@ from sglpool.plan.steps import (
     CreateStatefulSet,
     DeleteChild,
     DeleteObject,
+    Drained,
     EnsureChild,
+    MarkPod,
     OrphanStatefulSet,
     RecreateStatefulSet,
     Scale,
@@ -25,7 +28,9 @@ __all__ = [
     "CreateStatefulSet",
     "DeleteChild",
     "DeleteObject",
+    "Drained",
     "EnsureChild",
+    "MarkPod",
     "Observed",
     "ObservedDeployment",
     "ObservedPod",
@@ -34,6 +39,7 @@ __all__ = [
     "Plan",
     "RecreateStatefulSet",
     "Refusal",
+    "ReplicaLoad",
     "Scale",
     "Step",
     "make_plan",

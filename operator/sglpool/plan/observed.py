@@ -120,6 +120,10 @@ class ObservedPod:
         last_exit: Exit code of the last ended container, None if none ended.
         last_words: What that container said at its end, one line; empty when it left no message.
         oom_killed: Whether that container was killed for memory.
+        draining: Whether it is marked to be emptied.
+        drain_deadline_s: Unix time until which conversations have time to leave it, None without a readable one.
+        unproven: `true` while its revision has not passed its gate, `false` since it has, else empty.
+        ends_s: Unix time at which its grace is over; None unless it is terminating.
     """
 
     name: str
@@ -141,12 +145,16 @@ class ObservedPod:
     last_words: str
     oom_killed: bool
     address: str = ""
+    draining: bool = False
+    drain_deadline_s: float | None = None
+    unproven: str = ""
+    ends_s: float | None = None
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> "ObservedPod":
         """Read one from the API server's JSON."""
         metadata, spec, status = manifest["metadata"], manifest["spec"], manifest.get("status") or {}
-        labels = metadata.get("labels") or {}
+        labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
         conditions = {c["type"]: c for c in status.get("conditions") or ()}
         containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
         terminating = "deletionTimestamp" in metadata
@@ -172,6 +180,10 @@ class ObservedPod:
             last_exit=ended[-1].get("exitCode") if ended else None,
             last_words=_last_words(ended[-1].get("message", "")) if ended else "",
             oom_killed=any(e.get("reason") == "OOMKilled" for e in ended),
+            draining=annotations.get(names.ANNOTATION_DRAINING) == "true",
+            drain_deadline_s=_number(annotations.get(names.ANNOTATION_DRAIN_DEADLINE)),
+            unproven=annotations.get(names.ANNOTATION_UNPROVEN, ""),
+            ends_s=_unix_s(metadata["deletionTimestamp"]) if terminating else None,
         )
 
 
@@ -294,6 +306,11 @@ def _unready_since_s(metadata: Manifest, conditions: Mapping[str, Manifest]) -> 
 
 def _unix_s(timestamp: str | None) -> float:
     return datetime.fromisoformat(timestamp).timestamp() if timestamp else 0.0
+
+
+def _number(text: str | None) -> float | None:
+    """A number as we write it into an annotation; whatever else stands there is none."""
+    return float(text) if text is not None and len(text) <= 20 and text.isdecimal() else None
 
 
 def _gpus(spec: Manifest) -> int:

@@ -32,12 +32,50 @@ class ApplyTemplate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """What goes with replicas that a step takes away, as far as it was read.
+
+    Attributes:
+        pods: Their names.
+        conversations: Conversations that were still at home there.
+        warm_tokens: Tokens of context that those have to compute again.
+        requests: Requests that were still under way.
+        unread: Ready replicas of which nobody knew what they did.
+    """
+
+    pods: tuple[str, ...]
+    conversations: int
+    warm_tokens: int
+    requests: int
+    unread: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Set replicas and partition, the two fields of the scale manager."""
+    """Set replicas and partition, the two fields of the scale manager.
+
+    Attributes:
+        name: Name of the StatefulSet.
+        replicas: Its size.
+        partition: Lowest ordinal that may run the new revision.
+        reason: Why.
+        drained: What goes with the replicas that it takes away, None if it takes none.
+    """
 
     name: str
     replicas: int
     partition: int
+    reason: str
+    drained: Drained | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkPod:
+    """Set annotations of one incarnation of a pod; None removes one."""
+
+    name: str
+    uid: str
+    annotations: Mapping[str, str | None]
     reason: str
 
 
@@ -51,12 +89,23 @@ class EnsureChild:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteObject:
-    """Delete one object, only if it still has that uid."""
+    """Delete one object, only if it still has that uid.
+
+    Attributes:
+        kind: Pod, StatefulSet or Job.
+        name: Its name.
+        uid: Its uid.
+        reason: Why.
+        grace_period_s: Seconds for a pod to end; None leaves the pod its own.
+        drained: What goes with a replica, None if nothing is known of it.
+    """
 
     kind: str
     name: str
     uid: str
     reason: str
+    grace_period_s: int | None = None
+    drained: Drained | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +154,7 @@ Step = (
     CreateStatefulSet
     | ApplyTemplate
     | Scale
+    | MarkPod
     | EnsureChild
     | DeleteObject
     | DeleteChild
