@@ -133,10 +133,78 @@ def test_a_new_replica_ramps_up() -> None:
     assert later == ["new"] * 8
 
 
+def test_a_new_replica_does_not_lose_what_lives_there_because_it_is_new() -> None:
+    pool = Pool("old", "new")
+    pool.replicas["new"].ready_since_s = pool.now_s
+    pool.settle("new", 40_000)
+    pool.replicas["new"].others_in_flight = 3
+    pool.replicas["old"].others_in_flight = 4
+    decision = pool.pick(40_000)
+    assert (decision.home, decision.rule) == ("new", Rule.STAY)
+
+
+def test_a_pool_that_is_new_as_a_whole_is_not_crowded() -> None:
+    pool = Pool("a", "b")
+    for replica in pool.replicas.values():
+        replica.ready_since_s = pool.now_s
+    pool.settle("a", 40_000)
+    pool.replicas["a"].others_in_flight = 3
+    assert pool.pick(40_000).rule is Rule.STAY
+    pool.release("a", 40_000)
+    pool.replicas["a"].others_in_flight = 4
+    assert pool.pick(40_000).rule is Rule.SPILL
+
+
+def test_a_compacted_conversation_leaves_a_new_replica_only_if_that_is_the_busier_one() -> None:
+    pool = Pool("old", "new")
+    pool.replicas["new"].ready_since_s = pool.now_s
+    pool.settle("new")
+    pool.replicas["new"].others_in_flight = 1
+    pool.replicas["old"].others_in_flight = 2
+    assert pool.pick(LONG // 3).rule is Rule.STAY
+    pool.release("new", LONG // 3)
+    pool.replicas["new"].others_in_flight = 3
+    assert pool.pick(LONG // 10).rule is Rule.FREE_MOVE
+
+
+def test_a_prefix_is_worth_the_same_on_a_new_replica() -> None:
+    pool = Pool("a", "b", "c")
+    pool.settle("b")
+    pool.settle("a")
+    for replica in pool.replicas.values():
+        replica.ready_since_s = pool.now_s
+    pool.replicas["a"].healthy = False
+    pool.replicas["b"].others_in_flight = 2
+    decision = pool.pick()
+    assert (decision.home, decision.second, decision.rule) == ("b", "c", Rule.FAILOVER)
+
+
+def test_a_new_replica_is_no_place_to_spill_to_before_its_ramp() -> None:
+    pool = Pool("old", "new")
+    pool.settle("old", 40_000)
+    pool.replicas["new"].ready_since_s = pool.now_s
+    pool.replicas["old"].others_in_flight = 6
+    pool.replicas["new"].others_in_flight = 1
+    assert pool.pick(40_000).rule is Rule.STAY
+    pool.release("old", 40_000)
+    pool.now_s += DEFAULT_CONFIG.ramp_s
+    assert pool.pick(40_000).rule is Rule.SPILL
+
+
+def test_a_draining_home_is_left_at_once_for_a_replica_that_holds_as_much() -> None:
+    pool = Pool("a", "b", "c")
+    pool.settle("b")
+    pool.settle("a")
+    pool.replicas["a"].draining = True
+    pool.replicas["b"].others_in_flight = 2
+    decision = pool.pick()
+    assert (decision.home, decision.rule, decision.forced) == ("b", Rule.FREE_MOVE, False)
+
+
 def test_home_is_kept_while_it_is_warm() -> None:
     pool = Pool()
     pool.settle("a")
-    pool.replicas["a"].others_in_flight = 20
+    pool.replicas["a"].others_in_flight = 12
     decision = pool.pick(LONG + 8000)
     assert (decision.home, decision.rule, decision.moved) == ("a", Rule.STAY, False)
     assert decision.second in ("b", "c")
@@ -231,8 +299,10 @@ def test_what_is_longer_than_the_prompt_is_no_prefix_of_it() -> None:
     pool.settle("a")
     pool.replicas["a"].others_in_flight = 2
     pool.turn(LONG // 3)
-    pool.replicas["a"].others_in_flight, pool.replicas["b"].others_in_flight = 0, 5
-    decision = pool.pick(LONG // 3 + 2000)
+    pool.turn(LONG * 8 // 10)
+    # Worth a return, not worth a prefill of 80,000 tokens.
+    pool.replicas["a"].others_in_flight, pool.replicas["b"].others_in_flight = 0, 6
+    decision = pool.pick(LONG * 8 // 10)
     assert (decision.home, decision.rule) == ("b", Rule.STAY)
 
 
@@ -338,14 +408,51 @@ def test_a_miss_right_after_a_turn_says_nothing_about_residency() -> None:
 
 def test_spill_is_priced_by_the_prefill_it_costs() -> None:
     pool = Pool("a", "b")
-    pool.settle("a", 160_000)  # 40,000 tokens: 1.6 s anew, worth a difference of 6.5.
-    pool.replicas["a"].others_in_flight = 6
-    decision = pool.pick(160_000)
+    pool.settle("a", 320_000)  # 80,000 tokens: 4.4 s anew, worth a difference of 8.8.
+    pool.replicas["a"].others_in_flight = 8
+    decision = pool.pick(320_000)
     assert decision.rule is Rule.STAY
-    pool.replicas["a"].others_in_flight = 7
-    decision = pool.pick(160_000)
+    pool.replicas["a"].others_in_flight = 9
+    decision = pool.pick(320_000)
     assert (decision.rule, decision.home, decision.moved, decision.forced) == (Rule.SPILL, "b", True, False)
-    assert decision.inputs["migration_s"] == pytest.approx(1.6, rel=0.05)
+    assert decision.inputs["migration_s"] == pytest.approx(4.4, rel=0.05)
+
+
+def test_what_all_prompts_share_need_not_be_computed_anew() -> None:
+    pool = Pool("a", "b")
+    for number in range(60):
+        pool.turn(80_000, ConversationKey(f"s{number}", ""), cached_tokens=15_000, finish="stop")
+    assert pool.state.shared_tokens == pytest.approx(15_000, rel=0.05)
+    pool.settle("a", 320_000)
+    pool.replicas["a"].others_in_flight = 8
+    decision = pool.pick(320_000)
+    assert decision.rule is Rule.SPILL
+    assert decision.inputs["migration_s"] == pytest.approx(3.9, rel=0.05)
+
+
+def test_a_cached_prefix_of_a_known_conversation_says_nothing_about_what_all_share() -> None:
+    pool = Pool("a")
+    pool.turn(80_000, cached_tokens=0)
+    pool.turn(80_000, cached_tokens=19_000)
+    assert pool.state.shared_tokens == 0
+
+
+def test_what_other_routers_wait_for_counts_too() -> None:
+    pool = Pool("a", "b")
+    pool.replicas["a"].others_pending = 2
+    pool.replicas["b"].others_in_flight = 1
+    assert pool.pick().home == "b"
+
+
+def test_a_conversation_that_came_back_elsewhere_is_waited_for_no_longer() -> None:
+    pool = Pool("a")
+    pool.turn()
+    pool.state.came_back_elsewhere(ConversationKey("unknown", ""), pool.now_s)
+    pool.state.came_back_elsewhere(KEY, pool.now_s - 0.1)
+    assert pool.state.pending_on("a") == 1
+    pool.state.came_back_elsewhere(KEY, pool.now_s + 0.1)
+    assert pool.state.pending_on("a") == 0
+    assert pool.turn().home == "a"
 
 
 def test_a_short_conversation_spills_from_a_difference_of_four() -> None:
@@ -361,9 +468,9 @@ def test_a_short_conversation_spills_from_a_difference_of_four() -> None:
 def test_a_long_warm_conversation_practically_never_spills() -> None:
     pool = Pool("a", "b")
     pool.settle("a")
-    pool.replicas["a"].others_in_flight = 20
+    pool.replicas["a"].others_in_flight = 12
     assert pool.pick().rule is Rule.STAY
-    pool.replicas["a"].others_in_flight = 25
+    pool.replicas["a"].others_in_flight = 13
     assert pool.pick().rule is Rule.SPILL
 
 
@@ -374,10 +481,13 @@ def test_a_spilled_conversation_is_re_homed_and_finds_its_way_back_cheap() -> No
     assert pool.turn().home == "b"
     pool.replicas["a"].others_in_flight = 0
     assert pool.turn().home == "b"
-    # Its first home still holds all but the last turns, so that even a small difference is worth it.
-    pool.replicas["b"].others_in_flight = 5
+    # Its first home still holds all but the last turns, so that a small difference is worth it, and no budget is asked.
+    pool.state.spill_tokens = 0.0
+    pool.replicas["b"].others_in_flight = 3
+    assert pool.turn().home == "b"
+    pool.replicas["b"].others_in_flight = 4
     decision = pool.pick()
-    assert (decision.home, decision.rule) == ("a", Rule.SPILL)
+    assert (decision.home, decision.rule) == ("a", Rule.FREE_MOVE)
     assert decision.inputs["held_tokens"] > 99_000
 
 

@@ -22,6 +22,7 @@ class Figures:
         hit_bound: the same if every conversation had stayed where it was and nothing were ever evicted.
         ttft_p50_s: time to the first token, retries included.
         ttft_p99_s: the same, of the slowest hundredth.
+        warm_ttft_p99_s: the same among requests most of whose prompt could be cached.
         requests_per_s: requests that ended.
         requests: requests that ended after the warm-up.
         moved_share: requests that came to another replica than the one before of their conversation.
@@ -40,6 +41,7 @@ class Figures:
     hit_bound: float
     ttft_p50_s: float
     ttft_p99_s: float
+    warm_ttft_p99_s: float
     requests_per_s: float
     requests: int
     moved_share: float
@@ -65,6 +67,7 @@ class Tally:
     Attributes:
         samples: loads, once a second.
         ttfts_s: times to the first token.
+        warm_ttfts_s: those of requests most of whose prompt could be cached.
         prompt_tokens: of requests that ended.
         cached_tokens: of these, found cached.
         bound_tokens: of these, cached with perfect affinity.
@@ -77,6 +80,7 @@ class Tally:
 
     samples: list[Sample] = field(default_factory=list)
     ttfts_s: list[float] = field(default_factory=list)
+    warm_ttfts_s: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
     bound_tokens: int = 0
@@ -102,6 +106,7 @@ class Tally:
             hit_bound=self.bound_tokens / max(1, self.prompt_tokens),
             ttft_p50_s=_rank(ttfts_s, 0.50),
             ttft_p99_s=_rank(ttfts_s, 0.99),
+            warm_ttft_p99_s=_rank(sorted(self.warm_ttfts_s), 0.99),
             requests_per_s=len(ttfts_s) / seconds,
             requests=len(ttfts_s),
             moved_share=self.moved / ended,

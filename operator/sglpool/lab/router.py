@@ -5,31 +5,57 @@ of other routers as old as their heartbeats. Not here: time and engines (`simula
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from sglpool.enginemodel.records import Load
 from sglpool.lab.store import Store
 from sglpool.routing.baselines import Pick
 from sglpool.routing.policy import release
 from sglpool.routing.state import RoutingState
-from sglpool.routing.types import Decision, Outcome, PickRequest, PolicyConfig, Replica
+from sglpool.routing.types import ConversationKey, Decision, Outcome, PickRequest, PolicyConfig, Replica
+
+
+class Count(NamedTuple):
+    """What a router has on one replica: requests, and conversations about to come back."""
+
+    in_flight: int
+    pending: int
+
+
+class Taken(NamedTuple):
+    """A conversation that came to another router than before: which one had it, and since when it has not."""
+
+    number: int
+    key: ConversationKey
+    at_s: float
+
+
+class Told(NamedTuple):
+    """A router's heartbeat: its counts by replica, and conversations that it took over."""
+
+    counts: dict[str, Count]
+    taken: list[Taken]
 
 
 class Router:
     """A policy and its view of the pool.
 
     Attributes:
+        number: how other routers know it.
         state: what it remembers.
         replicas: the pool as it sees it, by uid.
     """
 
-    def __init__(self, pick: Pick, config: PolicyConfig, store: Store | None, seed: str) -> None:
+    def __init__(self, pick: Pick, config: PolicyConfig, store: Store | None, *, number: int, seed: int) -> None:
+        self.number = number
         self.state = RoutingState(config)
         self.replicas: dict[str, Replica] = {}
         self._pick = pick
         self._config = config
         self._store = store
-        self._rng = random.Random(f"router {seed}")
+        self._rng = random.Random(f"router {seed} {number}")
+        self._taken: list[Taken] = []
 
     def add(self, uid: str, *, ready_since_s: float, max_concurrent: int) -> None:
         """See a new replica."""
@@ -54,7 +80,9 @@ class Router:
         key = request.key
         shared = self._store is not None and self.state.store_available
         if self._store is not None and shared and key is not None:
-            self._store.read(key, self.state)
+            writer = self._store.read(key, self.state)
+            if writer is not None and writer != self.number:
+                self._taken.append(Taken(writer, key, now_s))
         decision = self._pick(self.state, request, self.replicas, now_s, self._rng, self._config)
         self._write(request)
         return decision
@@ -81,14 +109,28 @@ class Router:
             rate = published.total_prefill_uncached_tokens / published.total_prefill_busy_us * 1e6
             replica.prefill_tokens_per_s = rate
 
-    def hear(self, others_in_flight: Mapping[str, int]) -> None:
-        """Take in what other routers have in flight."""
+    def tell(self, now_s: float) -> Told:
+        """What it tells other routers."""
+        self.state.expire(now_s)
+        taken, self._taken = self._taken, []
+        counts = {
+            uid: Count(replica.own_in_flight, self.state.pending_on(uid)) for uid, replica in self.replicas.items()
+        }
+        return Told(counts, taken)
+
+    def hear(self, told: Told, others: Sequence[Mapping[str, Count]]) -> None:
+        """Take in one router's heartbeat, and the counts that all others told last."""
+        for taken in told.taken:
+            if taken.number == self.number:
+                self.state.came_back_elsewhere(taken.key, taken.at_s)
         for uid, replica in self.replicas.items():
-            replica.others_in_flight = others_in_flight.get(uid, 0)
+            counts = [each[uid] for each in others if uid in each]
+            replica.others_in_flight = sum(each.in_flight for each in counts)
+            replica.others_pending = sum(each.pending for each in counts)
 
     def _write(self, request: PickRequest) -> None:
         if self._store is None or not self.state.store_available or request.key is None:
             return
         conversation = self.state.get(request.key)
         if conversation is not None:
-            self._store.write(conversation)
+            self._store.write(conversation, self.number)

@@ -18,7 +18,7 @@ from sglpool.enginemodel.records import Finished
 from sglpool.lab.figures import Figures, Sample, Tally
 from sglpool.lab.policies import pick_of
 from sglpool.lab.replay import Replay, read_sessions
-from sglpool.lab.router import Router
+from sglpool.lab.router import Count, Router
 from sglpool.lab.scenario import Resize, Scenario
 from sglpool.lab.store import Store
 from sglpool.lab.workload import Conversation, Generator, Session, Source, Turn
@@ -103,12 +103,12 @@ class Simulator:
         self._store = Store() if scenario.shared_store and scenario.routers > 1 else None
         pick = pick_of(scenario.policy)
         self._routers = [
-            Router(pick, scenario.config, self._store, f"{scenario.seed} {number}")
+            Router(pick, scenario.config, self._store, number=number, seed=scenario.seed)
             for number in range(scenario.routers)
         ]
         self._engines: dict[str, _Engine] = {}
         self._flights: dict[str, _Flight] = {}
-        self._told: dict[Router, dict[str, int]] = {}
+        self._told: dict[Router, dict[str, Count]] = {}
         self._clients: set[_Client] = set()
         self._prefill_busy_s = 0.0
         self._resized = False
@@ -258,7 +258,10 @@ class Simulator:
             return
         tally, page = self.tally, self.scenario.engine.page_size_tokens
         assert finished.first_token_s is not None
-        tally.ttfts_s.append(finished.first_token_s - flight.asked_s)
+        ttft_s = finished.first_token_s - flight.asked_s
+        tally.ttfts_s.append(ttft_s)
+        if turn.kept_tokens * 2 >= turn.prompt_tokens:
+            tally.warm_ttfts_s.append(ttft_s)
         tally.prompt_tokens += finished.prompt_tokens
         tally.cached_tokens += cached_tokens
         tally.bound_tokens += min(turn.kept_tokens, finished.prompt_tokens - 1) // page * page
@@ -323,11 +326,11 @@ class Simulator:
 
     def _beat(self, router: Router) -> None:
         """One router tells the others what it has in flight; each does so at its own moment."""
-        self._told[router] = {uid: replica.own_in_flight for uid, replica in router.replicas.items()}
+        told = router.tell(self._now_s)
+        self._told[router] = told.counts
         for listener in self._routers:
             if listener is not router:
-                heard = [told for teller, told in self._told.items() if teller is not listener]
-                listener.hear({uid: sum(told.get(uid, 0) for told in heard) for uid in listener.replicas})
+                listener.hear(told, [counts for teller, counts in self._told.items() if teller is not listener])
         self._at(self._now_s + self.scenario.heartbeat_s, self._beat, router)
 
     def _set_store(self, available: bool) -> None:

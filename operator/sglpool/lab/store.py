@@ -12,6 +12,7 @@ from sglpool.routing.types import ConversationKey
 
 @dataclass(frozen=True, slots=True)
 class _Record:
+    writer: int
     home: str | None
     ctx_tokens: int
     ctx_bytes: int
@@ -27,9 +28,10 @@ class Store:
     def __init__(self) -> None:
         self._records: dict[ConversationKey, _Record] = {}
 
-    def write(self, conversation: Conversation) -> None:
-        """Take in what a router knows of a conversation."""
+    def write(self, conversation: Conversation, writer: int) -> None:
+        """Take in what a router, known by a number, knows of a conversation."""
         self._records[conversation.key] = _Record(
+            writer,
             conversation.home,
             conversation.ctx_tokens,
             conversation.ctx_bytes,
@@ -39,14 +41,18 @@ class Store:
             conversation.holders,
         )
 
-    def read(self, key: ConversationKey, state: RoutingState) -> None:
-        """Bring a router's memory of a conversation up to date."""
+    def read(self, key: ConversationKey, state: RoutingState) -> int | None:
+        """Bring a router's memory of a conversation up to date.
+
+        Returns:
+            The router that wrote it last, None if nobody did.
+        """
         record = self._records.get(key)
         if record is None:
-            return
+            return None
         known = state.get(key)
         if known is not None and known.last_seen_s >= record.last_seen_s:
-            return
+            return record.writer
         conversation = state.touch(key, record.last_seen_s)
         state.clear_pending(conversation)
         state.set_home(conversation, record.home)
@@ -55,6 +61,7 @@ class Store:
         conversation.tokens_per_byte = record.tokens_per_byte
         conversation.last_finish = record.last_finish
         conversation.holders = record.holders
+        return record.writer
 
     def forget(self, key: ConversationKey) -> None:
         """Drop a conversation that has ended, so that a long simulation stays small."""

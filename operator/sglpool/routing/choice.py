@@ -18,14 +18,19 @@ from sglpool.routing.types import PickRequest, PolicyConfig, Randomness, Replica
 class Candidate(NamedTuple):
     """A replica that may take a request, with the figures that rank it. Lower is better.
 
+    A new replica's ramp is in the score alone: it holds back requests that would come to it for the first time. What is
+    there already is no heavier for it.
+
     Attributes:
         replica: the replica.
-        score: load, conversations about to come back, KV and the session's own crowd there, over its weight.
-        pressure: its load over its weight, which is what two replicas are compared by.
+        score: its level, higher while it is new: whoever has to go somewhere goes to the lowest.
+        level: load, conversations about to come back, KV and the session's own crowd there, over its full weight.
+        pressure: its load over its full weight: by the difference of two, a conversation leaves its home or stays.
     """
 
     replica: Replica
     score: float
+    level: float
     pressure: float
 
 
@@ -93,13 +98,18 @@ def candidate(s: Situation, replica: Replica) -> Candidate:
 def _scored(s: Situation, replica: Replica, requests: float) -> Candidate:
     config = s.config
     uid = replica.uid
-    capacity = weight(replica, s.now_s, config)
     used = replica.kv_used_tokens / replica.kv_total_tokens if replica.kv_total_tokens > 0 else 0.0
     crowd = s.session.get(uid, 0) + 1 - config.thick_requests if s.session else 0
     tally = s.state.tallies.get(uid)
-    returning = tally.pending if tally is not None else 0
-    score = requests + config.idle_weight * returning + config.kv_weight * used + max(0, crowd)
-    return Candidate(replica, score / capacity, requests / capacity)
+    returning = replica.others_pending + (tally.pending if tally is not None else 0)
+    burden = requests + config.idle_weight * returning + config.kv_weight * used + max(0, crowd)
+    full = replica.weight
+    return Candidate(replica, burden / weight(replica, s.now_s, config), burden / full, requests / full)
+
+
+def is_better(one: Candidate, other: Candidate) -> bool:
+    """Return whether a place is the better one both as it is and, if one of them is new, as it counts meanwhile."""
+    return one.score < other.score and one.level < other.level
 
 
 def has_room(s: Situation, replica: Replica) -> bool:
@@ -159,7 +169,7 @@ def _best_holder(
             continue
         each = candidate(s, replica)
         worth = spill_difference(s.config, migration_s(s, replica, 0.0, held(s, holder)))
-        gain = worth - (each.score - best.score)
+        gain = worth - (each.level - best.level)
         if held(s, holder) > 0 and gain > chosen_gain:
             chosen, chosen_gain = each, gain
     return chosen
@@ -177,6 +187,11 @@ def held_on(s: Situation, uid: str) -> float:
             if holder.uid == uid:
                 return held(s, holder)
     return 0.0
+
+
+def held_or_shared(s: Situation, tokens: float) -> float:
+    """Return what a replica with so many tokens of this conversation can reuse: at least what all prompts share."""
+    return max(tokens, min(s.state.shared_tokens, s.warm))
 
 
 def migration_s(s: Situation, replica: Replica, held_tokens: float, lost_tokens: float) -> float:

@@ -26,6 +26,9 @@ LEARN_POOL = 0.02
 HOLDER_SLACK = 1.1
 """A holder with more tokens than the prompt, beyond the error of the estimate, holds no prefix of it."""
 
+LEARN_SHARED = 0.1
+"""The same for the prefix that all prompts share, which is seen wherever a conversation is new."""
+
 MIN_EXPECTED_TOKENS = 1024
 """Below this expectation a miss says nothing: a page or a shared system prompt blurs it."""
 
@@ -113,6 +116,7 @@ def learn(state: RoutingState, conversation: Conversation | None, outcome: Outco
     if conversation.running is None and outcome.finish in (FINISH_TOOL_CALLS, "stop", "length"):
         conversation.last_finish = outcome.finish
     if not is_side_request(conversation, outcome.body_bytes, state.config):
+        _learn_shared(state, conversation, outcome)
         _learn_residency(state, conversation, outcome)
         _learn_context(state, conversation, outcome, now_s)
 
@@ -136,6 +140,14 @@ def _tokens_after(state: RoutingState, conversation: Conversation, outcome: Outc
     if prompt is None:
         return int(prompt_tokens(state, conversation, outcome.body_bytes))
     return prompt + (outcome.completion_tokens or 0)
+
+
+def _learn_shared(state: RoutingState, conversation: Conversation, outcome: Outcome) -> None:
+    """Learn what a replica has of a conversation that it never saw: tools and system prompt, the same for everyone."""
+    served = outcome.served_uid or outcome.replica_uid
+    if outcome.cached_tokens is None or conversation.mixed or served != conversation.home or conversation.ctx_tokens:
+        return
+    state.shared_tokens += LEARN_SHARED * (outcome.cached_tokens - state.shared_tokens)
 
 
 def _learn_residency(state: RoutingState, conversation: Conversation, outcome: Outcome) -> None:

@@ -4,6 +4,7 @@
     store away    homes cannot be shared             known homes, else rendezvous     rendezvous
     thick         S requests of it run at home       another one for this request     thick
     free move     less than half is warm at home     the best by score, if lighter    free_move
+    return        another one still holds it, too    that one, if much lighter        free_move
     spill         home much busier, budget left      the best by score                spill
     drain         the home's deadline has passed     the best by score                drain_move
     closed        home refused, or is at its limit   another one for this request     refused_home, full_home
@@ -31,6 +32,7 @@ def decide(s: Situation) -> Decision:
     return (
         _thick(s, home)
         or _free_move(s, home)
+        or _return(s, home)
         or _spill(s, home)
         or _drain(s, home)
         or _closed(s, home)
@@ -81,10 +83,30 @@ def _free_move(s: Situation, home: Replica) -> Decision | None:
         return None
     here = choice.candidate(s, home)
     knows_it = choice.held_on(s, best.replica.uid) >= max(1.0, s.config.warm_fraction * s.prompt)
-    is_lighter = here.pressure - best.pressure >= s.config.free_move_difference and best.score < here.score
+    is_lighter = here.pressure - best.pressure >= s.config.free_move_difference and choice.is_better(best, here)
     if not (is_lighter or knows_it or home.draining):
         return None
     return _move(s, home, best, second, Rule.FREE_MOVE)
+
+
+def _return(s: Situation, home: Replica) -> Decision | None:
+    """Another replica still holds nearly all of it, and the home is much busier or has to go: no budget is asked."""
+    if s.conversation is None or not s.conversation.holders:
+        return None
+    best: Candidate | None = None
+    for holder in s.conversation.holders:
+        replica = s.replicas.get(holder.uid)
+        if replica is None or replica is home or not can_take(replica) or not choice.has_room(s, replica):
+            continue
+        each = choice.candidate(s, replica)
+        is_near = choice.migration_s(s, replica, choice.held(s, holder), s.warm) <= s.config.return_migration_s
+        if is_near and (best is None or each.level < best.level):
+            best = each
+    if best is None:
+        return None
+    here = choice.candidate(s, home)
+    is_lighter = here.pressure - best.pressure >= s.config.return_difference and best.level < here.level
+    return _move(s, home, best, None, Rule.FREE_MOVE) if is_lighter or home.draining else None
 
 
 def _spill(s: Situation, home: Replica) -> Decision | None:
@@ -93,13 +115,14 @@ def _spill(s: Situation, home: Replica) -> Decision | None:
     here = choice.candidate(s, home)
     if here.pressure < config.spill_min_load or s.state.spill_tokens < 1.0:
         return None
-    least_s = choice.migration_s(s, home, _held_at_most(s), s.warm)
+    least_s = choice.migration_s(s, home, choice.held_or_shared(s, _held_at_most(s)), s.warm)
     if here.pressure < choice.spill_difference(config, least_s):
         return None
     best, second = choice.next_best(s, home)
-    if best is None or best.score >= here.score:
+    if best is None or not choice.is_better(best, here):
         return None
-    seconds = choice.migration_s(s, best.replica, choice.held_on(s, best.replica.uid), s.warm)
+    held = choice.held_or_shared(s, choice.held_on(s, best.replica.uid))
+    seconds = choice.migration_s(s, best.replica, held, s.warm)
     if here.pressure - best.pressure < choice.spill_difference(config, seconds):
         return None
     return _move(s, home, best, second, Rule.SPILL, {"migration_s": seconds, "budget": s.state.spill_tokens})

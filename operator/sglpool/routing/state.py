@@ -104,6 +104,7 @@ class RoutingState:
         sessions: requests in flight by session, then by replica uid; sessions with none are not in it.
         pending: conversations that wait for their tools, by key, since when, the longest first.
         tokens_per_byte: of the whole pool, for conversations that have no figure of their own.
+        shared_tokens: what replicas have cached of conversations that are new to them: tools and system prompt.
         mean_prompt_tokens: of the whole pool: where in a prompt its prefill rates are measured.
         residency_s: per replica uid, the pause after which KV was found evicted. A replica without misses is not in it.
         misses_s: per replica uid, pauses that ended in a miss, while they are too few to conclude from.
@@ -118,6 +119,7 @@ class RoutingState:
         self.sessions: dict[str, dict[str, int]] = {}
         self.pending: OrderedDict[ConversationKey, float] = OrderedDict()
         self.tokens_per_byte = config.tokens_per_byte
+        self.shared_tokens = 0.0
         self.mean_prompt_tokens = config.prefill_prompt_tokens
         self.residency_s: dict[str, float] = {}
         self.misses_s: dict[str, tuple[float, ...]] = {}
@@ -191,6 +193,13 @@ class RoutingState:
         """Count it no longer: it came back, moved, or is gone."""
         if self.pending.pop(conversation.key, None) is not None and conversation.home is not None:
             self.tallies[conversation.home].pending -= 1
+
+    def came_back_elsewhere(self, key: ConversationKey, at_s: float) -> None:
+        """Count a conversation no longer among those about to come back: another router has had it since `at_s`."""
+        since_s = self.pending.get(key)
+        # If it has been here again since then, that news is old.
+        if since_s is not None and since_s <= at_s:
+            self.clear_pending(self.conversations[key])
 
     def expire(self, now_s: float) -> None:
         """Forget what is too old: pauses of tools that did not end, conversations beyond their TTL."""

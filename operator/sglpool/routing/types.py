@@ -67,6 +67,7 @@ class Replica:
         drain_deadline_s: when the conversations that are left move; None means that there is no hurry.
         own_in_flight: requests that this router has on it.
         others_in_flight: requests that other routers have on it, from their heartbeats.
+        others_pending: conversations about to come back to it that other routers have served, from their heartbeats.
         polled_in_flight: running plus waiting of the last good poll, None before the first.
         polled_at_s: when that poll was answered.
         own_picks_since_poll: requests sent to it since that poll.
@@ -89,6 +90,7 @@ class Replica:
     drain_deadline_s: float | None = None
     own_in_flight: int = 0
     others_in_flight: int = 0
+    others_pending: int = 0
     polled_in_flight: int | None = None
     polled_at_s: float | None = None
     own_picks_since_poll: int = 0
@@ -187,7 +189,10 @@ class PolicyConfig:
         thick_requests: requests of one session, or one conversation, that a replica takes without a penalty (S).
         spill_min_load: a home below this load is never spilled (rule 3).
         spill_min_difference: load difference below which nothing spills (d); 2 with a shared KV tier.
-        spill_per_migration_s: load difference that a second of re-prefill must be worth (c); 2 with a shared KV tier.
+        spill_per_migration_s: load difference that a second of re-prefill must be worth (c).
+        return_difference: load difference from which a conversation goes back to a replica that holds nearly all of it;
+            such a move costs so little that it needs no budget.
+        return_migration_s: re-prefill that still counts as nearly nothing.
         spill_budget: spills per request, at most.
         spill_burst: spills that may be saved up.
         free_move_difference: load difference from which a conversation without warm KV moves (rule 2).
@@ -214,7 +219,9 @@ class PolicyConfig:
     thick_requests: int = 3
     spill_min_load: float = 3.0
     spill_min_difference: float = 4.0
-    spill_per_migration_s: float = 4.0
+    spill_per_migration_s: float = 2.0
+    return_difference: float = 4.0
+    return_migration_s: float = 0.5
     spill_budget: float = 0.02
     spill_burst: float = 10.0
     free_move_difference: float = 1.0
