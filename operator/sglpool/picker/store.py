@@ -11,25 +11,24 @@ import asyncio
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from sglpool.picker.exchange import Exchange
 from sglpool.picker.ledger import Ledger
 from sglpool.picker.metrics import Metrics
 from sglpool.routing.records import RecordError
-from sglpool.routing.types import ConversationKey
+from sglpool.routing.types import FINISH_TOOL_CALLS, ConversationKey
 
 READ_LIMIT_S = 0.02
 WRITE_LIMIT_S = 0.25
 CONNECT_LIMIT_S = 0.25
 WRITE_PERIOD_S = 0.02
 HEARTBEAT_S = 1.0
-HEARTBEAT_TTL_S = 5
 OPEN_AFTER = 3
 """Failures in a row that open the breaker."""
 MAX_WAITING = 20_000
@@ -40,7 +39,7 @@ MAX_RECORD_BYTES = 8192
 _SETTLE = """
 local home = redis.call('HGET', KEYS[1], 'home')
 if home and home ~= ARGV[1] and home ~= ARGV[2] then return home end
-redis.call('HSET', KEYS[1], 'home', ARGV[2], 'record', ARGV[3])
+redis.call('HSET', KEYS[1], 'home', ARGV[2], 'record', ARGV[3], 'router', ARGV[5])
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 return false
 """
@@ -86,6 +85,7 @@ class ValkeyStore:
         self._siblings = siblings
         self._ledger = ledger
         self._metrics = metrics
+        self._exchange = Exchange(ledger, prefix=self._prefix, router=router)
         self._failures = 0
         self._wanted: dict[ConversationKey, asyncio.Future[None]] = {}
         self._readers: set[asyncio.Task[None]] = set()
@@ -137,11 +137,12 @@ class ValkeyStore:
             async with asyncio.timeout(self._read_limit_s):
                 pipeline = self._client.pipeline(transaction=False)
                 for key in wanted:
-                    pipeline.hget(self._key(key), "record")
+                    pipeline.hmget(self._key(key), "record", "router")
                 found = await pipeline.execute(raise_on_error=False)
             self._succeeded()
-            for content in found:
-                self._absorb(content)
+            for key, fields in zip(wanted, found, strict=True):
+                if isinstance(fields, list):
+                    self._absorb(key, *fields)
         except _FAILURES as problem:
             self._failed(problem)
         finally:
@@ -149,13 +150,18 @@ class ValkeyStore:
                 if not future.done():
                     future.set_result(None)
 
-    def _absorb(self, content: object) -> None:
+    def _absorb(self, key: ConversationKey, content: object, router: object) -> None:
         if not isinstance(content, bytes) or len(content) > MAX_RECORD_BYTES:
             return
         try:
-            self._ledger.state.absorb(json.loads(content), self._ledger.clock_s(), "store")
+            record = json.loads(content)
+            self._ledger.state.absorb(record, self._ledger.clock_s(), "store")
         except (RecordError, ValueError):
             self._metrics.store_errors.inc()
+            return
+        if isinstance(router, bytes) and record["last_finish"] == FINISH_TOOL_CALLS:
+            # The router that wrote it waits for it to come back.
+            self._exchange.took_over(key, router.decode("utf-8", "replace"))
 
     # Writing.
 
@@ -198,7 +204,7 @@ class ValkeyStore:
             if record is None or record["home"] is None:
                 continue
             home = str(record["home"])
-            pipeline.eval(_SETTLE, 1, self._key(key), seen_home, home, json.dumps(record), ttl_s)
+            pipeline.eval(_SETTLE, 1, self._key(key), seen_home, home, json.dumps(record), ttl_s, self._router)
             written.append(key)
         if not written:
             return
@@ -246,24 +252,10 @@ class ValkeyStore:
             self._set_available(True)
 
     async def _exchange_counts(self) -> None:
-        """Tell the other routers what we have in flight on each replica, and take theirs."""
-        replicas = self._ledger.replicas
-        own = {uid: replica.own_in_flight for uid, replica in replicas.items() if replica.own_in_flight}
-        siblings = list(self._siblings())
+        """Tell the other routers what we have, and hear what they have."""
         pipeline = self._client.pipeline(transaction=False)
-        pipeline.set(self._heart(self._router), json.dumps(own), ex=HEARTBEAT_TTL_S)
-        if siblings:
-            pipeline.mget([self._heart(name) for name in siblings])
-        answers = await pipeline.execute()
-        self._set_others(answers[1] if siblings else [])
-
-    def _set_others(self, contents: Sequence[bytes | None]) -> None:
-        others: dict[str, int] = {}
-        for content in contents:
-            for uid, count in _counts(content).items():
-                others[uid] = others.get(uid, 0) + count
-        for uid, replica in self._ledger.replicas.items():
-            replica.others_in_flight = others.get(uid, 0)
+        self._exchange.ask(pipeline, list(self._siblings()))
+        self._exchange.hear(await pipeline.execute(raise_on_error=False))
 
     # The breaker.
 
@@ -276,7 +268,7 @@ class ValkeyStore:
         if self.available and (for_sure or self._failures >= OPEN_AFTER):
             _LOG.warning("store: %s; going on with what this router knows", str(problem) or type(problem).__name__)
             self._set_available(False)
-            self._set_others([])
+            self._exchange.hear_nobody()
 
     def _set_available(self, available: bool) -> None:
         self._ledger.state.store_available = available
@@ -284,25 +276,12 @@ class ValkeyStore:
     def _key(self, key: ConversationKey) -> str:
         return f"{self._prefix}:c:{key.session}{key.conversation}"
 
-    def _heart(self, router: str) -> str:
-        return f"{self._prefix}:r:{router}"
-
 
 def _heed_cancellation() -> None:
     """End now if this task was cancelled: the client sometimes takes that for a time-out of its own."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-def _counts(content: bytes | None) -> Mapping[str, int]:
-    if content is None:
-        return {}
-    try:
-        counts: Any = json.loads(content)
-        return {str(uid): int(count) for uid, count in counts.items()}
-    except (ValueError, TypeError, AttributeError):
-        return {}
 
 
 def connect(url: str, password: str | None) -> redis.Redis:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import pytest
 
 from sglpool.picker.decider import StoredDecider
+from sglpool.picker.exchange import MAX_TAKEN, MAX_UNREAD
 from sglpool.picker.ledger import Entry, Ledger, Picked
 from sglpool.picker.metrics import Metrics
 from sglpool.picker.store import ValkeyStore, connect
@@ -49,7 +50,7 @@ class RouterWithStore:
         assert isinstance(answer, Picked)
         return answer
 
-    def end(self, picked: Picked) -> None:
+    def end(self, picked: Picked, finish: str = "stop") -> None:
         """Let it end well."""
         self.decider.ended(
             Entry(
@@ -58,7 +59,7 @@ class RouterWithStore:
                 status=200,
                 flags="-",
                 attempts=1,
-                finish="stop",
+                finish=finish,
                 prompt_tokens=10_000,
                 cached_tokens=0,
                 completion_tokens=100,
@@ -149,6 +150,58 @@ async def test_load_of_other_routers_is_seen(make: Make) -> None:
     await until(lambda: two.ledger.replicas[home].others_in_flight == 0)
 
 
+async def test_conversations_that_another_router_waits_for_count_until_they_come_back(make: Make) -> None:
+    one, two, three = await make("one", "two"), await make("two", "one"), await make("three", "one")
+    picked = await one.pick("s")
+    home = str(picked.decision.home)
+    one.end(picked, "tool_calls")
+    await one.settled()
+    assert one.ledger.state.pending_on(home) == 1
+    for router in (two, three):
+        await until(lambda router=router: router.ledger.replicas[home].others_pending == 1)
+    again = await two.pick("s")
+    assert again.decision.home == home
+    await until(lambda: one.ledger.state.pending_on(home) == 0)
+    for router in (two, three):
+        await until(lambda router=router: router.ledger.replicas[home].others_pending == 0)
+    # Now it is the second router that waits for it, and whoever hears the second sees that.
+    two.end(again, "tool_calls")
+    await until(lambda: one.ledger.replicas[home].others_pending == 1)
+    assert one.ledger.state.pending_on(home) == 0
+
+
+async def test_a_router_that_is_asked_nothing_more_waits_for_nobody_for_ever(make: Make) -> None:
+    one, two = await make("one", "two"), await make("two", "one")
+    picked = await one.pick("s")
+    home = str(picked.decision.home)
+    one.end(picked, "tool_calls")
+    await until(lambda: two.ledger.replicas[home].others_pending == 1)
+    waited_s = one.ledger.config.idle_pending_s + 1
+    one.ledger.clock_s = lambda: time.time() + waited_s
+    await until(lambda: two.ledger.replicas[home].others_pending == 0)
+
+
+async def test_what_a_router_tells_of_conversations_is_bounded(make: Make, server: StoreProcess) -> None:
+    exchange = (await make("one", "two")).store._exchange
+    client = connect(server.url, None)
+    exchange.took_over(key("s"), "no router any more")
+    pipeline = client.pipeline(transaction=False)
+    exchange.ask(pipeline, ["silent"])
+    await pipeline.execute()
+    assert not await client.keys("sglpool:p:t:no*")
+    lengths = []
+    for _ in range(3):
+        for number in range(MAX_TAKEN + 10):
+            exchange.took_over(key(str(number)), "silent")
+        pipeline = client.pipeline(transaction=False)
+        exchange.ask(pipeline, ["silent"])
+        await pipeline.execute()
+        lengths.append(await client.llen("sglpool:p:t:silent"))
+    assert lengths == [MAX_TAKEN, 2 * MAX_TAKEN, MAX_UNREAD]
+    assert 0 < await client.ttl("sglpool:p:t:silent") < 100
+    await client.aclose()
+
+
 async def test_a_store_that_dies_costs_no_home_and_comes_back(make: Make, server: StoreProcess) -> None:
     router = await make("one", "two")
     homes = {f"s{number}": await router.request(f"s{number}") for number in range(20)}
@@ -188,7 +241,17 @@ async def test_what_others_wrote_into_the_store_cannot_break_a_router(make: Make
         session = f"j{number}"
         await client.hset(router.store._key(key(session)), mapping={"home": "e9", "record": junk})
         assert await router.request(session) in ("e1", "e2", "e3")
-    await client.set("sglpool:p:r:two", b"[1, 2]")
+    beats = [b"[1, 2]", b'{"e1": 1}', b'{"e1": [1]}', b'{"e1": ["x", 1]}', b'{"e1": [7, 2]}']
+    for beat in beats:
+        await client.set("sglpool:p:r:two", beat)
+        await client.rpush("sglpool:p:t:one", b"", b"::", b"x:y:z", b"\xff:a:b", b"1:2:3:4")
+        await client.hset(router.store._key(key("j0")), "router", b"\xff")
+        assert await router.request("j0") in ("e1", "e2", "e3")
+    await until(lambda: router.ledger.replicas["e1"].others_in_flight == 7)
+    await client.delete("sglpool:p:t:one")
+    await client.set("sglpool:p:t:one", b"no list")
+    await client.set("sglpool:p:r:two", b'{"e1": [8, 2]}')
+    await until(lambda: router.ledger.replicas["e1"].others_in_flight == 8)
     await client.aclose()
     await router.settled()
     assert router.store.available
