@@ -1,0 +1,69 @@
+"""The engines' own counts, `/v1/loads` by pod IP: for pools without a router.
+
+A request in a chunked prefill is in neither of SGLang's counts; only its tokens show it. That the endpoint answers does
+not mean that the engine is ready. Not here: pools with a router, which polls the engines itself.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from sglpool.signals.fields import Unreadable, count, objects, parse_object
+from sglpool.signals.http import Web
+from sglpool.signals.reading import Endpoint, Reading, ReplicaReading, Target
+
+PATH = "/v1/loads?include=core"
+
+
+async def read_engines(web: Web, target: Target) -> Reading:
+    """Ask all engines of a pool at once."""
+    asked = await asyncio.gather(*(_ask(web, engine, target.engine_port) for engine in target.engines))
+    replicas = {
+        engine.uid: answer
+        for engine, answer in zip(target.engines, asked, strict=True)
+        if isinstance(answer, ReplicaReading)
+    }
+    return reading_of(replicas, tuple(answer for answer in asked if isinstance(answer, str)))
+
+
+async def _ask(web: Web, engine: Endpoint, port: int) -> ReplicaReading | str:
+    """An engine's counts, or the sentence that says why there are none."""
+    try:
+        return parse_loads(parse_object(await web.get(engine.address, port, PATH)))
+    except Unreadable as problem:
+        return f"Replica {engine.name} {problem}."
+
+
+def reading_of(replicas: Mapping[str, ReplicaReading], problems: tuple[str, ...]) -> Reading:
+    """The reading of a pool in which nobody but the engines counts requests."""
+    return Reading(
+        in_flight=float(sum(replica.in_flight for replica in replicas.values())) if replicas else None,
+        queued=sum(replica.queued for replica in replicas.values()),
+        replicas=dict(replicas),
+        problems=problems,
+    )
+
+
+def parse_loads(body: Mapping[str, Any]) -> ReplicaReading:
+    """Read an answer of `/v1/loads`, summed over data-parallel ranks.
+
+    Raises:
+        Unreadable: A field is missing or no count, or more KV is used than there is.
+    """
+    ranks = objects(body, "loads")
+    if not ranks:
+        raise Unreadable("reports no rank in /v1/loads")
+    running, waiting, used, total = (
+        sum(count(rank, name) for rank in ranks)
+        for name in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens", "max_total_num_tokens")
+    )
+    uncached = sum(count(rank, "num_waiting_uncached_tokens", 0) for rank in ranks)
+    if total == 0 or used > total:
+        raise Unreadable("reports more KV in use than it has")
+    return ReplicaReading(
+        in_flight=max(running + waiting, 1 if used + uncached else 0),
+        queued=waiting,
+        kv_used_tokens=used,
+        kv_total_tokens=total,
+        idle=running + waiting + used + uncached == 0,
+    )
