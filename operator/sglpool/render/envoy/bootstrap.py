@@ -19,6 +19,9 @@ TLS_FILE = "tls.json"
 TLS_SECRET = "endpoint"
 """Name of the certificate in `TLS_FILE`, which the listener refers to."""
 
+HANG_LIMIT_S = 30
+"""A thread of Envoy's that has not turned for so long hangs: its longest work, a body's fingerprint, takes far less."""
+
 
 def bootstrap(shape: RouterShape) -> str:
     """The bootstrap as YAML."""
@@ -31,6 +34,7 @@ def bootstrap(shape: RouterShape) -> str:
         cluster=names.CLUSTER_NAME,
         destination=names.HEADER_DESTINATION,
         buffer_bytes=BUFFER_BYTES,
+        hang_limit_s=HANG_LIMIT_S,
     )
 
 
