@@ -158,6 +158,10 @@ def picker(
     init: Annotated[bool, typer.Option("--init", help="Write the files that Envoy needs at its start, and end.")] = (
         False
     ),
+    supervise: Annotated[
+        bool,
+        typer.Option("--supervise", help="Start the picker again when it dies or hangs: for PID 1 of a container."),
+    ] = False,
     api_server: Annotated[
         str | None, typer.Option(metavar="URL", help="API server without authentication; default: the pod's account.")
     ] = None,
@@ -166,7 +170,7 @@ def picker(
     """Run a router's picker: it tells Envoy where each request goes."""
     from sglpool.cli.picker import run
 
-    raise typer.Exit(run(config, init=init, api_server=api_server, log_level=log_level.upper()))
+    raise typer.Exit(run(config, init=init, supervise=supervise, api_server=api_server, log_level=log_level.upper()))
 
 
 router = typer.Typer(name="router", help="Look at the routers of a pool.", no_args_is_help=True)

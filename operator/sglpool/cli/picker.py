@@ -6,20 +6,17 @@ Not here: the picker (`picker`).
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-from sglpool.picker.initial import write_initial
-from sglpool.picker.watch import Account, WatchError
-from sglpool.routing.pickerconfig import PickerConfigError, parse_picker_config
 
-
-def run(config: Path, *, init: bool, api_server: str | None, log_level: str) -> int:
+def run(config: Path, *, init: bool, supervise: bool, api_server: str | None, log_level: str) -> int:
     """Run the picker, or write Envoy's first files.
 
     Args:
         config: picker.json.
         init: Write the files and end.
+        supervise: Run it as a child process, and start it again when it dies or hangs.
         api_server: URL of an API server without authentication, instead of the pod's own account.
         log_level: Least severity to log.
 
@@ -27,6 +24,23 @@ def run(config: Path, *, init: bool, api_server: str | None, log_level: str) -> 
         The exit code.
     """
     logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+
+    def work(beat: Callable[[], None], restarts: int) -> int:
+        return _run(config, init=init, api_server=api_server, beat=beat, restarts=restarts)
+
+    if not supervise or init:
+        return work(lambda: None, 0)
+    from sglpool.picker.supervisor import Supervisor
+
+    return Supervisor(work).run()
+
+
+def _run(config: Path, *, init: bool, api_server: str | None, beat: Callable[[], None], restarts: int) -> int:
+    # Imported late: the supervisor needs none of it.
+    from sglpool.picker.initial import write_initial
+    from sglpool.picker.watch import Account, WatchError
+    from sglpool.routing.pickerconfig import PickerConfigError, parse_picker_config
+
     try:
         settings = parse_picker_config(config.read_text(encoding="utf-8"))
         if init:
@@ -38,16 +52,14 @@ def run(config: Path, *, init: bool, api_server: str | None, log_level: str) -> 
         options = PickerOptions(
             config=settings,
             config_path=config,
-            account=_account(os.environ, api_server),
+            account=Account(address=api_server.rstrip("/")) if api_server else Account.of_pod(os.environ),
             pod_name=os.environ.get("POD_NAME", "router"),
             pod_uid=os.environ.get("POD_UID", ""),
+            beat=beat,
+            restarts=restarts,
         )
         run_picker(options)
     except (PickerConfigError, WatchError, OSError) as problem:
         print(f"sglpool picker: {problem}", file=sys.stderr)
         return 1
     return 0
-
-
-def _account(environment: Mapping[str, str], api_server: str | None) -> Account:
-    return Account(address=api_server.rstrip("/")) if api_server else Account.of_pod(environment)

@@ -13,7 +13,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -53,7 +53,8 @@ TURN_S = 1.0
 SAVE_S = 10.0
 KEYS_S = 2.0
 EDS_SETTLE_S = 0.02
-FIRST_POLLS_S = 1.0
+FIRST_READINGS_S = 1.0
+FIRST_LOOK_S = 0.01
 INIT_LIMIT_S = 30.0
 
 _LOG = logging.getLogger("sglpool.picker")
@@ -69,6 +70,8 @@ class PickerOptions:
         account: Where the API server is.
         pod_name: Our pod's name.
         pod_uid: Our pod's uid.
+        restarts: Pickers of this container that ended before this one.
+        beat: Called once in a while, as a sign of life.
     """
 
     config: PickerConfig
@@ -76,6 +79,8 @@ class PickerOptions:
     account: Account
     pod_name: str
     pod_uid: str
+    restarts: int = 0
+    beat: Callable[[], None] = lambda: None
 
 
 def policy_config(config: PickerConfig) -> PolicyConfig:
@@ -105,6 +110,7 @@ class PickerApp:
         config = self._config = options.config
         self._shared = Path(config.shared_dir)
         self.metrics = Metrics()
+        self.metrics.restarts.inc(options.restarts)
         self.ledger = Ledger(policy_config(config), self.metrics, random.Random(), time.time)
         self.fleet = Fleet(config, self.ledger, self._changed)
         self._snapshots = Snapshots(self._shared / HOMES_FILE, self.ledger.state, time.time)
@@ -162,7 +168,7 @@ class PickerApp:
         await self._learn_from_siblings()
         if store is not None:
             tasks.start(store.run())
-        await asyncio.sleep(FIRST_POLLS_S)
+        await self._first_readings(store)
         # Entries of requests that ended while nobody was here: replicas must be known before they are read.
         tasks.start(log.run())
         server = AuthzServer(self._shared / AUTHZ_SOCKET, decider, self.metrics)
@@ -187,6 +193,24 @@ class PickerApp:
             port = self._config.state_port
             known = await ask_siblings([f"{pod.ip}:{port}" for pod in siblings], self.ledger.state, time.time)
             _LOG.info("%d conversations after asking siblings", known)
+
+    async def _first_readings(self, store: ValkeyStore | None) -> None:
+        """Ask every replica, and the store, once, so that the first picks know loads and homes.
+
+        Whoever is late is not waited for: Envoy decides by itself meanwhile.
+        """
+        assert self._polls is not None
+        limit_s = time.monotonic() + FIRST_READINGS_S
+        ready = [member for member in self.fleet.members.values() if member.pod.ready]
+        polls = {asyncio.ensure_future(self._polls.poll(member)) for member in ready}
+        if polls:
+            _, late = await asyncio.wait(polls, timeout=FIRST_READINGS_S)
+            for poll in late:
+                poll.cancel()
+        for _ in range(int(FIRST_READINGS_S / FIRST_LOOK_S)):
+            if store is None or store.available or time.monotonic() > limit_s:
+                return
+            await asyncio.sleep(FIRST_LOOK_S)
 
     def _store(self) -> ValkeyStore | None:
         config = self._config
@@ -244,6 +268,7 @@ class PickerApp:
         while True:
             await asyncio.sleep(TURN_S)
             now_s = self._turned_s = time.monotonic()
+            self._options.beat()
             await self._confirm(admin)
             self.fleet.mark_full()
             self._look_for_the_end(admin)

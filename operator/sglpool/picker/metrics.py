@@ -40,6 +40,7 @@ class Metrics:
         self.refusals = self._counter("engine_refusals", "Requests that an engine's full queue refused.")
         self.missed_polls = self._counter("missed_polls", "Polls of a replica that were not answered in time.")
         self.watch_restarts = self._counter("watch_restarts", "Times that the watch of pods had to begin anew.")
+        self.restarts = self._counter("picker_restarts", "Pickers of this container that died or hung.")
         self.store_errors = self._counter("store_errors", "Requests to the store that failed or came too late.")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
