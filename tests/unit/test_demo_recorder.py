@@ -1,0 +1,137 @@
+"""What the demo's recorder makes of the API server's and the routers' answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sglpool.sandbox.recorder import event_of, lost_nodes, sample_of, tells
+from sglpool.sandbox.report_data import GpuType, State
+
+Manifest = dict[str, Any]
+
+
+def pod(name: str = "p-b200-0", **more: Any) -> Manifest:
+    labels = {"sglpool.io/pool": "p", "app.kubernetes.io/component": "engine", "sglpool.io/gpu-type": "B200"}
+    metadata = {"name": name, "uid": f"uid-{name}", "labels": labels, **more.pop("metadata", {})}
+    ready = {"type": "Ready", "status": "True" if more.pop("ready", True) else "False"}
+    return {"metadata": metadata, "spec": {"nodeName": "b200-0"}, "status": {"conditions": [ready]}}
+
+
+def view(uid: str, **more: Any) -> Manifest:
+    plain = {"in_flight": 2, "kv_used_tokens": 10, "kv_total_tokens": 100, "conversations": 3, "last_poll_age_s": 0.5}
+    return {"uid": uid, **plain, **more}
+
+
+def state(*views: Manifest) -> Manifest:
+    return {"in_flight": sum(each["in_flight"] for each in views), "replicas": list(views)}
+
+
+POOL: Manifest = {
+    "metadata": {"name": "p"},
+    "status": {
+        "conditions": [{"type": "Ready", "status": "False", "reason": "Progressing"}],
+        "gpus": [{"type": "B200", "desired": 3, "ready": 2, "capacity": {"targetRunningRequests": 4}}],
+        "autoscaling": {"desired": 3, "reason": "DemandRose", "message": "12 in flight."},
+    },
+}
+
+
+def test_a_reading_of_a_pool() -> None:
+    sample = sample_of(7.0, POOL, [pod()], frozenset(), [state(view("uid-p-b200-0"))], sessions=5)
+    assert (sample.at_s, sample.sessions, sample.in_flight) == (7.0, 5, 2)
+    assert sample.types == (GpuType(type="B200", wanted=3, ready=2, target=4),)
+    assert (sample.decided, sample.why, sample.because) == (3, "DemandRose", "12 in flight.")
+    assert sample.capacity == 8
+    (replica,) = sample.replicas
+    assert (replica.pod, replica.gpu, replica.node, replica.state) == ("p-b200-0", "B200", "b200-0", State.SERVING)
+    assert (replica.in_flight, replica.kv_used_tokens, replica.conversations) == (2, 10, 3)
+
+
+def test_several_routers_add_up_and_the_fresher_poll_counts() -> None:
+    states = [
+        state(view("uid-p-b200-0", in_flight=1, kv_used_tokens=11, last_poll_age_s=3)),
+        state(view("uid-p-b200-0", in_flight=4, kv_used_tokens=22, last_poll_age_s=1)),
+        state(view("uid-p-b200-0", in_flight=0, kv_used_tokens=33, last_poll_age_s=None)),
+    ]
+    sample = sample_of(0.0, POOL, [pod()], frozenset(), states)
+    assert sample.in_flight == 5
+    assert (sample.replicas[0].in_flight, sample.replicas[0].kv_used_tokens) == (5, 22)
+
+
+def test_nothing_is_made_up_where_no_router_answers() -> None:
+    sample = sample_of(0.0, {"metadata": {"name": "p"}}, [pod()], frozenset(), [])
+    assert sample.in_flight is None
+    assert sample.replicas[0].in_flight is None
+    assert sample.types == ()
+    assert sample.decided is None
+
+
+@pytest.mark.parametrize(
+    ("manifest", "lost", "expected"),
+    [
+        (pod(), frozenset({"b200-0"}), State.LOST),
+        (pod(metadata={"deletionTimestamp": "now"}), frozenset({"b200-0"}), State.LOST),
+        (pod(metadata={"deletionTimestamp": "now"}), frozenset(), State.ENDING),
+        (pod(ready=False), frozenset(), State.STARTING),
+        (pod(metadata={"annotations": {"sglpool.io/draining": "true"}}), frozenset(), State.DRAINING),
+        (pod(metadata={"annotations": {"sglpool.io/draining": "false"}}), frozenset(), State.SERVING),
+    ],
+)
+def test_states_of_a_replica(manifest: Manifest, lost: frozenset[str], expected: State) -> None:
+    assert sample_of(0.0, POOL, [manifest], lost, []).replicas[0].state is expected
+
+
+def test_routers_are_no_replicas() -> None:
+    router = pod("p-router-x", metadata={"labels": {"app.kubernetes.io/component": "router"}})
+    assert sample_of(0.0, POOL, [router, pod()], frozenset(), []).replicas[0].pod == "p-b200-0"
+
+
+def test_lost_nodes_are_those_that_do_not_say_ready() -> None:
+    def node(name: str, *conditions: Manifest) -> Manifest:
+        return {"metadata": {"name": name}, "status": {"conditions": list(conditions)}}
+
+    nodes = [
+        node("a", {"type": "Ready", "status": "True"}),
+        node("b", {"type": "Ready", "status": "Unknown"}),
+        node("c"),
+    ]
+    assert lost_nodes(nodes) == {"b", "c"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "reason", "told"),
+    [
+        ("InferencePool", "p", "Anything", True),
+        ("InferencePool", "other", "Anything", False),
+        ("Node", "b200-0", "NodeNotReady", True),
+        ("Node", "b200-0", "RegisteredNode", False),
+        ("Pod", "p-b200-0", "FailedScheduling", True),
+        ("Pod", "p-b200-0", "Pulled", False),
+        ("Pod", "q-b200-0", "FailedScheduling", False),
+    ],
+)
+def test_events_that_belong_to_the_story(kind: str, name: str, reason: str, told: bool) -> None:
+    assert tells({"involvedObject": {"kind": kind, "name": name}, "reason": reason}, "p") is told
+
+
+def test_an_event_of_any_api_version() -> None:
+    old = {
+        "involvedObject": {"kind": "Node", "name": "n"},
+        "reason": "R",
+        "message": "M",
+        "type": "Warning",
+        "count": 3,
+    }
+    event = event_of(4.0, old)
+    assert (event.at_s, event.about, event.reason, event.message, event.warning, event.count) == (
+        4.0,
+        "Node n",
+        "R",
+        "M",
+        True,
+        3,
+    )
+    new = {"involvedObject": {"kind": "Node", "name": "n"}, "reason": "R", "message": "M", "series": {"count": 5}}
+    assert event_of(4.0, new | {"count": None}).count == 5
