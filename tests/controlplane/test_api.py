@@ -106,6 +106,7 @@ def test_get_works_by_every_name_and_shows_the_columns(kubectl: Kubectl, namespa
         "RUNNING",
         "KV%",
         "GPUS",
+        "SCALING",
         "STATUS",
         "AGE",
         "ENDPOINT",

@@ -376,7 +376,7 @@ CASES = {
         spec={"replicas": None, "autoscaling": {"maxReplicas": 4}},
         statefulsets={"B200": {"replicas": 2}},
         pods=READY,
-        expect={"Ready": "AllReplicasReady", "ScalingActive": "MetricsUnavailable"},
+        expect={"Ready": "AllReplicasReady", "ScalingActive": "Pending"},
         kstatus="Current",
     ),
     "somebody else's pods": Case(

@@ -105,8 +105,17 @@ TABLE: Mapping[str, Mapping[str, Reason]] = {
     },
     "ScalingActive": {
         "Disabled": Reason("False", "The pool has fixed replicas."),
-        "MetricsUnavailable": Reason("False", "No fresh load figures: the size is held, within its bounds."),
+        "Pending": Reason("Unknown", "The load has not been read yet: the size is held, within its bounds."),
+        "MetricsUnavailable": Reason(
+            "False", "The routers' requests in flight cannot be read: the size is held, within its bounds."
+        ),
+        "ReplicasUnreadable": Reason("False", "Too few replicas can be read: the size is held, within its bounds."),
+        "ClockJumped": Reason("False", "The operator's clock jumped: the size is held, within its bounds."),
+        "InvalidTarget": Reason("False", "No replica can reach its target: correct the target or the bounds."),
         "ValidMetrics": Reason("True", "Load figures are fresh, the autoscaler may act."),
+        "AtMaximum": Reason("True", "More replicas are needed than the bounds allow."),
+        "NoRoom": Reason("True", "More replicas are needed, but no GPU type finds a node."),
+        "StartsFail": Reason("True", "More replicas are needed, but they do not become ready."),
     },
     "Reconciling": {
         "RollingOut": Reason("True", "Replicas are being replaced by the current revision."),

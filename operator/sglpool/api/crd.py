@@ -35,9 +35,10 @@ NAME_RULES = (
 COLUMNS = (
     ("Model", "string", ".spec.model.name", 0, "Served model name."),
     ("Ready", "string", ".status.summary.ready", 0, "Ready of wanted replicas."),
-    ("Running", "integer", ".status.load.runningRequests", 0, "Running requests."),
+    ("Running", "integer", ".status.load.runningRequests", 0, "Requests in flight."),
     ("KV%", "integer", ".status.load.kvUtilizationPercent", 0, "KV cache in use, percent."),
     ("GPUs", "string", ".status.summary.gpus", 0, "GPUs in use by type."),
+    ("Scaling", "string", ".status.summary.scaling", 0, "Why it has its size, and how many replicas are emptied."),
     ("Status", "string", '.status.conditions[?(@.type=="Ready")].reason', 0, "Reason of condition Ready."),
     ("Age", "date", ".metadata.creationTimestamp", 0, "Time since creation."),
     ("Endpoint", "string", ".status.endpoint", 1, "Base URL inside the cluster."),

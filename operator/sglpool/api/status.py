@@ -51,19 +51,43 @@ class GPUStatus(Model):
     capacity: Capacity | None = Field(default=None, description="What one replica holds.")
 
 
+class ScaleChange(Model):
+    """One change of a pool's wanted size."""
+
+    time: Annotated[str, Field(json_schema_extra={"format": "date-time"})] = Field(description="When it was decided.")
+    from_: Count = Field(alias="from", description="Wanted replicas before.")
+    to: Count = Field(description="Wanted replicas after.")
+    reason: Annotated[str, Field(max_length=128)] = Field(description="Why, in one CamelCase word.")
+
+
+InputName = Annotated[str, Field(max_length=64)]
+
+
 class AutoscalingStatus(Model):
     """The autoscaler's last decision."""
 
     desired: Count = Field(description="Replicas that it wants over all GPU types.")
-    reason: Annotated[str, Field(max_length=512)] = Field(description="Why it wants that many.")
+    reason: Annotated[str, Field(max_length=128)] = Field(description="Why it wants that many, in one CamelCase word.")
+    message: Annotated[str, Field(max_length=512)] | None = Field(default=None, description="Why, with figures.")
+    inputs: Annotated[dict[InputName, float], Field(max_length=32)] = Field(
+        default={}, description="Figures that it decided on, rounded, written once a minute at most."
+    )
+    last_scale_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})] | None = Field(
+        default=None, description="When the wanted number last changed."
+    )
+    history: Annotated[tuple[ScaleChange, ...], Field(max_length=5)] = Field(
+        default=(), description="The last changes of the wanted number, the newest first."
+    )
 
 
 class LoadStatus(Model):
     """Load of the pool, rounded and at most once a minute."""
 
-    running_requests: Count = Field(description="Running requests over all replicas.")
-    kv_utilization_percent: Count = Field(
-        alias="kvUtilizationPercent", description="KV cache in use over all replicas, percent, in steps of 5."
+    running_requests: Count | None = Field(default=None, description="Requests in flight over all replicas.")
+    kv_utilization_percent: Count | None = Field(
+        default=None,
+        alias="kvUtilizationPercent",
+        description="KV cache in use over all replicas, percent, in steps of 5.",
     )
 
 
@@ -72,6 +96,9 @@ class Summary(Model):
 
     ready: Annotated[str, Field(max_length=16)] = Field(description="Ready of wanted replicas, for example 2/2.")
     gpus: Annotated[str, Field(max_length=64)] = Field(description="GPUs in use by type, for example 8 B200.")
+    scaling: Annotated[str, Field(max_length=64)] | None = Field(
+        default=None, description="Why the pool has its size, and how many replicas are being emptied."
+    )
 
 
 class InferencePoolStatus(Model):

@@ -11,6 +11,7 @@ from sglpool.api import names
 from sglpool.api.base import Manifest
 from sglpool.api.conditions import Condition, merge_conditions
 from sglpool.api.pool import Pool
+from sglpool.plan.autoscaling import Told, autoscaling_status, load_status, scaling_condition, scaling_summary
 from sglpool.plan.observed import Observed, ObservedPod
 from sglpool.plan.planner import template_outdated
 from sglpool.plan.problems import Problem, pod_problem, schedule_problem
@@ -44,6 +45,7 @@ class _Facts:
         problem: What is wrong with pods on their nodes.
         unscheduled: Why pods find no node.
         router: How the router does, None without one.
+        told: What the autoscaler has to say, None while it has read nothing.
     """
 
     pool: Pool
@@ -57,6 +59,7 @@ class _Facts:
     problem: Problem | None
     unscheduled: Problem | None
     router: RouterState | None
+    told: Told | None
 
     @property
     def steady(self) -> bool:
@@ -74,6 +77,7 @@ def make_status(
     desired: Mapping[str, int],
     blockers: Sequence[Blocker],
     now_s: float,
+    told: Told | None = None,
 ) -> Manifest:
     """The status to store.
 
@@ -84,6 +88,7 @@ def make_status(
         desired: Wanted replicas by GPU type.
         blockers: What went wrong while the steps were carried out.
         now_s: Unix time.
+        told: What the autoscaler has to say, None while it has read nothing.
     """
     own = [s for s in observed.statefulsets if s.owner_uid == pool.uid]
     uids = {s.uid for s in own}
@@ -101,6 +106,7 @@ def make_status(
         problem=pod_problem(pool, live, now_s=now_s),
         unscheduled=schedule_problem(live),
         router=router_state(pool, sized, observed),
+        told=told,
     )
     conditions = [c for chain in _CHAINS for c in (chain(facts),) if c is not None]
     status: Manifest = {
@@ -115,8 +121,11 @@ def make_status(
         "gpus": _gpu_statuses(pool, sized, observed, desired),
         "summary": {"ready": f"{facts.ready}/{facts.wanted}", "gpus": _gpu_summary(live)},
     }
-    if pool.spec.autoscaling is not None:
-        status["autoscaling"] = {"desired": facts.wanted, "reason": "MetricsUnavailable"}
+    autoscaling = autoscaling_status(pool, facts.wanted, told, now_s=now_s)
+    extras = {"autoscaling": autoscaling, "load": load_status(pool, told)}
+    status |= {field: value for field, value in extras.items() if value is not None}
+    if words := scaling_summary(autoscaling, live):
+        status["summary"]["scaling"] = words
     return status
 
 
@@ -245,12 +254,6 @@ def _router_ready(facts: _Facts) -> Condition | None:
     )
 
 
-def _scaling_active(facts: _Facts) -> Condition:
-    if facts.pool.spec.autoscaling is None:
-        return Condition("ScalingActive", "Disabled", "The pool has fixed replicas.")
-    return Condition("ScalingActive", "MetricsUnavailable", "No load figures: the size is held within its bounds.")
-
-
 def _reconciling(facts: _Facts) -> Condition | None:
     moving = _moving(facts)
     if facts.blocker or moving is None or (facts.steady and moving[0] != "RollingOut"):
@@ -271,7 +274,7 @@ _CHAINS = (
     _scheduled,
     lambda facts: facts.feasible,
     _router_ready,
-    _scaling_active,
+    lambda facts: scaling_condition(facts.pool, facts.told),
     _reconciling,
     _stalled,
 )
