@@ -16,14 +16,19 @@ command -v bwrap >/dev/null || missing+=(bubblewrap)
 command -v nsenter >/dev/null || missing+=(util-linux)
 command -v valkey-server >/dev/null || command -v redis-server >/dev/null || missing+=(redis-server)
 command -v go >/dev/null || [ -n "${KUBEBUILDER_ASSETS:-}" ] || missing+=(golang-go)
-if [ "${#missing[@]}" -gt 0 ]; then
+install() {
   if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
-    echo "installing system packages: ${missing[*]}"
-    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}" >/dev/null ||
-      echo "could not install ${missing[*]}: if a later step fails, install them by hand" >&2
+    echo "installing system packages: $*"
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$@" >/dev/null ||
+      echo "could not install $*: if a later step fails, install them by hand" >&2
   else
-    echo "system packages are missing: ${missing[*]}; install them (system-packages.txt says what for)" >&2
+    echo "system packages are missing: $*; install them (system-packages.txt says what for)" >&2
   fi
+}
+[ "${#missing[@]}" -eq 0 ] || install "${missing[@]}"
+# A browser is large, and only for a test that skips without one: CI gets it, people as they like.
+if [ -n "${CI:-}" ] && ! command -v chromium-headless-shell chromium chromium-browser google-chrome >/dev/null; then
+  install chromium-headless-shell
 fi
 
 if command -v uv >/dev/null; then
