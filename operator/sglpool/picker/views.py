@@ -5,7 +5,7 @@ Read-only, and made when somebody asks. Not here: the HTTP endpoint (`endpoint`)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily
@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from sglpool.picker.fleet import Fleet, Member
 from sglpool.picker.ledger import Ledger
 from sglpool.routing.load import load
+from sglpool.routing.state import Conversation
 
 IDLE_S = 60.0
 """A replica is idle only if no conversation that lives on it was seen for so long."""
@@ -37,11 +38,17 @@ class Views:
         now_s = self._ledger.clock_s()
         recent = self._ledger.state.homes_seen_since(now_s - IDLE_S)
         members = sorted(self._fleet.members.values(), key=lambda member: (member.pod.name, member.replica.uid))
+        warm = warm_tokens(
+            self._ledger.state.conversations.values(), {m.replica.uid for m in members if m.replica.draining}
+        )
         return {
             "pool": self._pool,
             "router": self._router,
             "leaving": self.leaving,
-            "replicas": [self._replica(member, recent, now_s) for member in members],
+            "replicas": [
+                {**self._replica(member, recent, now_s), "warm_tokens": warm.get(member.replica.uid)}
+                for member in members
+            ],
             "conversations": len(self._ledger.state.conversations),
             "in_flight": sum(member.replica.own_in_flight for member in members),
             "refused_conversations_last_minute": self._ledger.refused_conversations(),
@@ -77,6 +84,20 @@ class Views:
             "missed_polls": member.missed_polls,
             "last_poll_age_s": None if polled_s is None else round(max(0.0, now_s - polled_s), 3),
         }
+
+
+def warm_tokens(conversations: Iterable[Conversation], uids: Collection[str]) -> dict[str, int]:
+    """Tokens that conversations hold at home on these replicas.
+
+    Counted when somebody asks, and only for replicas that are to become empty: a few milliseconds for a full memory, at
+    moments when nobody needs the figure for a pick.
+    """
+    warm = dict.fromkeys(uids, 0)
+    if warm:
+        for conversation in conversations:
+            if conversation.home in warm:
+                warm[conversation.home] += conversation.ctx_tokens
+    return warm
 
 
 class Gauges(Collector):
