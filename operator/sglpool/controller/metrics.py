@@ -53,6 +53,40 @@ class Metrics:
         self.resync = Gauge(
             "sglpool_last_resync_timestamp_seconds", "Unix time of the last full listing.", registry=self.registry
         )
+        self.decisions = Counter(
+            "sglpool_autoscaler_decisions",
+            "Decisions of the autoscaler by reason.",
+            ("reason",),
+            registry=self.registry,
+        )
+        self.tick = Histogram(
+            "sglpool_autoscaler_tick_seconds",
+            "Duration of a look at one pool's load, most of it spent waiting for answers.",
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 2.5, 5),
+            registry=self.registry,
+        )
+        self.skipped_ticks = Counter(
+            "sglpool_autoscaler_skipped_ticks",
+            "Looks that were due before the one before had ended.",
+            registry=self.registry,
+        )
+        self.missing_samples = Gauge(
+            "sglpool_pool_missing_samples",
+            "Ready replicas and routers of each pool that could not be read.",
+            ("namespace", "pool"),
+            registry=self.registry,
+        )
+        self.signal_age = Gauge(
+            "sglpool_pool_signal_age_seconds",
+            "Age of the oldest engine figure of each pool when it was read.",
+            ("namespace", "pool"),
+            registry=self.registry,
+        )
+
+    def observe_signals(self, key: tuple[str, str], *, missing: int, age_s: float) -> None:
+        """Record how good the last reading of a pool was."""
+        self.missing_samples.labels(*key).set(missing)
+        self.signal_age.labels(*key).set(age_s)
 
     def observe_request(self, verb: str, resource: str, code: int, seconds: float) -> None:
         """Count one request to the API server."""
@@ -78,3 +112,5 @@ class Metrics:
         own = {"namespace": key[0], "pool": key[1]}
         self.condition.remove_by_labels(own)
         self.replicas.remove_by_labels(own)
+        self.missing_samples.remove_by_labels(own)
+        self.signal_age.remove_by_labels(own)

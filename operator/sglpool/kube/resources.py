@@ -86,6 +86,9 @@ CLUSTER_ROLE_BINDINGS = Resource(
 PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False)
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False)
 
+# Read by name and never written, so it is not among those that manifests are made of.
+SECRETS = Resource("", "v1", "secrets", "Secret")
+
 ALL_RESOURCES: tuple[Resource, ...] = (
     POOLS,
     STATEFULSETS,

@@ -6,5 +6,6 @@ too old is missing, never zero. Not here: what follows from the figures (`scalin
 
 from sglpool.signals.reading import Endpoint, PrometheusAt, Reading, ReplicaReading, Target
 from sglpool.signals.sources import Sources
+from sglpool.signals.tokens import Tokens
 
-__all__ = ["Endpoint", "PrometheusAt", "Reading", "ReplicaReading", "Sources", "Target"]
+__all__ = ["Endpoint", "PrometheusAt", "Reading", "ReplicaReading", "Sources", "Target", "Tokens"]

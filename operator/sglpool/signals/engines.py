@@ -16,14 +16,15 @@ PATH = "/v1/loads?include=core"
 
 
 async def read_engines(web: Web, target: Target) -> Reading:
-    """Ask all engines of a pool at once."""
-    asked = await asyncio.gather(*(_ask(web, engine, target.engine_port) for engine in target.engines))
-    replicas = {
-        engine.uid: answer
-        for engine, answer in zip(target.engines, asked, strict=True)
-        if isinstance(answer, ReplicaReading)
-    }
-    return reading_of(replicas, tuple(answer for answer in asked if isinstance(answer, str)))
+    """Ask all engines of a pool at once, those too that are not ready: they may still have requests."""
+    engines = [engine for engine in target.engines if engine.address]
+    asked = dict(
+        zip(engines, await asyncio.gather(*(_ask(web, one, target.engine_port) for one in engines)), strict=True)
+    )
+    problems = tuple(answer for engine, answer in asked.items() if isinstance(answer, str) and engine.required)
+    return reading_of(
+        {engine.uid: answer for engine, answer in asked.items() if isinstance(answer, ReplicaReading)}, problems
+    )
 
 
 async def _ask(web: Web, engine: Endpoint, port: int) -> ReplicaReading | str:

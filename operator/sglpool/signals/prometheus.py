@@ -136,7 +136,9 @@ def parse_series(
     }
     return PrometheusReading(
         replicas=replicas,
-        problems=tuple(_missing(prometheus, engine) for engine in target.engines if engine.uid not in replicas),
+        problems=tuple(
+            _missing(prometheus, engine) for engine in target.engines if engine.required and engine.uid not in replicas
+        ),
     )
 
 

@@ -17,7 +17,7 @@ class Endpoint:
     Attributes:
         name: Name of the pod.
         uid: Its uid.
-        address: Its IP.
+        address: Its IP, empty while it has none.
         since_s: Unix time since which it serves: what is older was said by a former pod of that name.
         required: Whether something is missing when it does not answer.
     """
@@ -35,10 +35,12 @@ class PrometheusAt:
 
     Attributes:
         url: Base URL of its HTTP API.
-        token: Bearer token, empty for none. Never shown.
+        secret: Name and key of the Secret with its bearer token, in the pool's namespace; None for none.
+        token: That token, once it was read. Never shown.
     """
 
     url: str
+    secret: tuple[str, str] | None = None
     token: str = field(default="", repr=False)
 
 
@@ -51,7 +53,7 @@ class Target:
         pool: Its name.
         routed: Whether it has a router. Then the router's counts are the pool's load.
         routers: Router pods that may have requests.
-        engines: Engine pods that may have requests.
+        engines: All engine pods; those are required that are ready.
         prometheus: Where the engines' figures come from instead of the router's polls, None for those.
         router_port: Where a router shows its state.
         engine_port: Where an engine answers.

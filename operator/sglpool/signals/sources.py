@@ -9,10 +9,12 @@ import asyncio
 from dataclasses import replace
 
 from sglpool.signals.engines import read_engines
+from sglpool.signals.fields import Unreadable
 from sglpool.signals.http import Web
 from sglpool.signals.prometheus import PrometheusReader, PrometheusReading
-from sglpool.signals.reading import Reading, Target
+from sglpool.signals.reading import PrometheusAt, Reading, Target
 from sglpool.signals.routers import read_routers
+from sglpool.signals.tokens import Tokens
 
 LIMIT_S = 5.0
 """Longest time for a pool, its turn included: a tick is never held up by somebody who does not answer."""
@@ -22,14 +24,21 @@ class Sources:
     """Reads pools. Use as an async context manager.
 
     Args:
+        tokens: Reads bearer tokens.
         web: Asks pods.
         prometheus: Asks Prometheus.
         limit_s: Longest time for a pool.
     """
 
     def __init__(
-        self, *, web: Web | None = None, prometheus: PrometheusReader | None = None, limit_s: float = LIMIT_S
+        self,
+        tokens: Tokens,
+        *,
+        web: Web | None = None,
+        prometheus: PrometheusReader | None = None,
+        limit_s: float = LIMIT_S,
     ) -> None:
+        self._tokens = tokens
         self._web = web or Web()
         self._prometheus = prometheus or PrometheusReader()
         self._limit_s = limit_s
@@ -58,8 +67,18 @@ class Sources:
         if target.prometheus is None:
             reading = await pods
             return replace(reading, measured=reading.replicas)
-        reading, measured = await asyncio.gather(pods, self._prometheus.read(target.prometheus, target))
+        reading, measured = await asyncio.gather(pods, self._measure(target.prometheus, target))
         return combine(reading, measured, routed=target.routed)
+
+    async def _measure(self, prometheus: PrometheusAt, target: Target) -> PrometheusReading:
+        if prometheus.secret is not None:
+            name, key = prometheus.secret
+            try:
+                token = await self._tokens.read(target.namespace, name, key)
+            except Unreadable as problem:
+                return PrometheusReading(problems=(f"Prometheus {prometheus.url} {problem}.",))
+            prometheus = replace(prometheus, token=token)
+        return await self._prometheus.read(prometheus, target)
 
 
 def combine(reading: Reading, measured: PrometheusReading, *, routed: bool) -> Reading:
