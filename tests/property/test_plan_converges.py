@@ -14,11 +14,21 @@ from sglpool.api import names
 from sglpool.api.pool import Pool
 from sglpool.api.validate import load_pool
 from sglpool.catalog import load_catalog
-from sglpool.plan import ApplyTemplate, CreateStatefulSet, DeleteObject, Plan, RecreateStatefulSet, Scale, make_plan
+from sglpool.plan import (
+    ApplyTemplate,
+    CreateStatefulSet,
+    DeleteObject,
+    Drained,
+    MarkPod,
+    Plan,
+    RecreateStatefulSet,
+    Scale,
+    make_plan,
+)
 from sglpool.plan.status import make_status
 from sglpool.sizing.pools import SizedGPU, size_pool
 from support import pools
-from support.model_cluster import ModelCluster, ModelPod
+from support.model_cluster import DRAIN_S, ModelCluster, ModelPod
 
 CATALOG = load_catalog()
 PLENTY = {"B200": 50, "B300": 50, "H200": 50}
@@ -45,11 +55,14 @@ class World:
     def __init__(self, *, waits_for_all: bool = False, **spec: Any) -> None:
         self.cluster = ModelCluster(dict(PLENTY), waits_for_all=waits_for_all)
         self.manifest = pools.manifest(metadata={"uid": "pool"})
+        self.manifest["spec"]["rollout"] = {"drainTimeout": f"{DRAIN_S:.0f}s"}
         self.edit(gpus=[B200], replicas=3, **spec)
 
-    def edit(self, **spec: Any) -> None:
+    def edit(self, rollout: pools.Json | None = None, **spec: Any) -> None:
         self.manifest["spec"].update(spec)
+        self.manifest["spec"]["rollout"].update(rollout or {})
         self.cluster.max_unavailable = self.pool.spec.rollout.max_unavailable
+        self.cluster.routed = self.pool.spec.router.enabled
 
     @property
     def pool(self) -> Pool:
@@ -60,7 +73,8 @@ class World:
         return parsed(json.dumps(self.manifest))[1]
 
     def plan(self) -> Plan:
-        return make_plan(self.pool, self.sized, self.cluster.observe())
+        cluster = self.cluster
+        return make_plan(self.pool, self.sized, cluster.observe(), loads=cluster.loads(), now_s=cluster.now_s)
 
     def round(self) -> Plan:
         plan = self.plan()
@@ -110,9 +124,10 @@ ROUTERS = st.sampled_from(
 class AnyHistory(RuleBasedStateMachine):
     """Users edit, pods fail, nodes come and go, the operator dies; the model asserts what must hold at every step."""
 
-    @initialize(waits_for_all=st.booleans(), most=st.integers(1, 3))
-    def start(self, waits_for_all, most):
+    @initialize(waits_for_all=st.booleans(), most=st.integers(1, 3), drains=st.booleans())
+    def start(self, waits_for_all, most, drains):
         self.world = World(waits_for_all=waits_for_all, rollout={"maxUnavailable": most})
+        self.world.cluster.drains = drains
 
     @rule(replicas=st.integers(0, 6))
     def scale(self, replicas):
@@ -153,6 +168,15 @@ class AnyHistory(RuleBasedStateMachine):
     def fail(self, data, what):
         pod = data.draw(st.sampled_from(self.world.pods()))
         getattr(self.world.cluster, what)(pod)
+
+    @precondition(lambda self: self.world.pods())
+    @rule(data=st.data(), patience=st.integers(0, 20))
+    def work(self, data, patience):
+        self.world.cluster.work(data.draw(st.sampled_from(self.world.pods())), patience=patience)
+
+    @rule(readable=st.booleans())
+    def read(self, readable):
+        self.world.cluster.readable = readable
 
     @precondition(lambda self: self.world.cluster.statefulsets)
     @rule(data=st.data(), what=st.sampled_from(["delete", "orphan"]))
@@ -250,16 +274,72 @@ def test_a_first_template_that_never_worked_is_cured_everywhere_once_one_replica
 
 @settings(max_examples=60, deadline=None)
 @given(GPU_LISTS, GPU_LISTS, st.integers(0, 6))
-def test_removing_a_gpu_type_deletes_its_statefulset_alone(before, after, replicas):
+def test_removing_a_gpu_type_deletes_its_statefulset_alone_once_the_others_serve(before, after, replicas):
     world = World()
     world.edit(gpus=before, replicas=max(replicas, 1))
     world.settle()
     world.edit(gpus=after)
     removed = {g["type"] for g in before} - {g["type"] for g in after}
-    deleted = [s for s in world.plan().steps if isinstance(s, DeleteObject) and s.kind == "StatefulSet"]
-    assert {s.name for s in deleted} == {names.statefulset_name("kimi", t) for t in removed}
+    deleted, fewest = set(), max(replicas, 1)
+    for _ in range(ROUNDS):
+        steps = world.round().steps
+        deleted |= {s.name for s in steps if isinstance(s, DeleteObject) and s.kind == "StatefulSet"}
+        fewest = min(fewest, world.cluster.ready())
+    assert deleted == {names.statefulset_name("kimi", t) for t in removed}
+    if len(before) == 1 and removed:
+        assert fewest == max(replicas, 1)
     world.settle()
     world.assert_reached()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 5), st.integers(0, 5), st.lists(st.integers(0, 9), max_size=5), st.booleans(), st.booleans())
+def test_a_smaller_pool_ends_no_replica_before_it_is_idle_or_its_time_is_up(before, after, patience, readable, routed):
+    """The model asserts it; here is that it does end."""
+    world = World(router={"enabled": routed})
+    world.edit(replicas=before)
+    world.settle()
+    for pod, ticks in zip(world.pods(), patience, strict=False):
+        world.cluster.work(pod, patience=ticks)
+    world.cluster.readable = readable
+    world.edit(replicas=after)
+    first = world.plan()
+    assert not [s for s in first.steps if isinstance(s, Scale) and s.replicas < before]
+    assert {s.name for s in first.steps if isinstance(s, MarkPod)} == {f"kimi-b200-{n}" for n in range(after, before)}
+    world.settle()
+    world.assert_reached()
+
+
+def test_load_that_returns_cancels_a_drain():
+    world = World()
+    world.settle()
+    for pod in world.pods():
+        world.cluster.work(pod, patience=9)
+    running = {p.uid for p in world.pods()}
+    world.edit(replicas=1)
+    world.round()
+    assert [p.name for p in world.pods() if p.draining] == ["kimi-b200-1", "kimi-b200-2"]
+    world.edit(replicas=2)
+    world.round()
+    assert [p.name for p in world.pods() if p.draining] == ["kimi-b200-2"]
+    world.edit(replicas=3)
+    world.settle()
+    assert {p.uid for p in world.pods()} == running
+    assert not any(p.draining for p in world.pods())
+
+
+def test_a_lowered_size_says_what_went_with_it():
+    world = World()
+    world.settle()
+    world.cluster.work(world.pods()[2], patience=99)
+    world.edit(replicas=1)
+    lowered: list[Scale] = []
+    while world.cluster.statefulsets["kimi-b200"].replicas > 1:
+        lowered += [s for s in world.round().steps if isinstance(s, Scale)]
+    [scale] = lowered
+    assert scale.drained == Drained(
+        pods=("kimi-b200-1", "kimi-b200-2"), conversations=3, warm_tokens=300_000, requests=1, unread=0
+    )
 
 
 UNWORKABLE = st.sampled_from(

@@ -3,14 +3,16 @@
 It follows the source of the StatefulSet controller with parallel pod management: which revision an ordinal gets,
 when the controller replaces a pod, when `currentRevision` advances, what server-side apply does to `replicas` and
 who owns it, the API's default of one replica. Pods are scheduled while GPUs last and become ready unless their image
-is a bad one. A Deployment replaces all its pods within a tick. It answers no requests: tests of requests use a real
-API server.
+is a bad one. A Deployment replaces all its pods within a tick. A ready pod has as much to do as a test says, until it
+has been marked as draining for its `patience`. It answers no requests: tests of requests use a real API server.
+
+What we do to pods is judged here: none that serves is ended before it is idle or its time is up.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sglpool.api import names
@@ -22,6 +24,7 @@ from sglpool.plan import (
     DeleteChild,
     DeleteObject,
     EnsureChild,
+    MarkPod,
     Observed,
     ObservedDeployment,
     ObservedPod,
@@ -29,6 +32,7 @@ from sglpool.plan import (
     OrphanStatefulSet,
     Plan,
     RecreateStatefulSet,
+    ReplicaLoad,
     Scale,
     Step,
     old_template,
@@ -37,6 +41,9 @@ from sglpool.render import content_hash
 
 TEMPLATE, SCALE = names.MANAGER_TEMPLATE, names.MANAGER_SCALE
 LOADING_TICKS = 2
+TICK_S = 60.0
+DRAIN_S = 300.0
+"""`rollout.drainTimeout` of the pools here."""
 FULL = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
 
 
@@ -54,10 +61,24 @@ class ModelPod:
     terminating: bool = False
     wedged: bool = False
     restarts: int = 0
+    annotations: dict[str, str] = field(default_factory=dict)
+    busy: bool = False
+    patience: int = 0
+    idle_ticks: int = 0
+    marked_s: float = 0.0
 
     @property
     def ordinal(self) -> int:
         return names.ordinal_of(self.name)
+
+    @property
+    def draining(self) -> bool:
+        return self.annotations.get(names.ANNOTATION_DRAINING) == "true"
+
+    @property
+    def serves(self) -> bool:
+        unproven = self.annotations.get(names.ANNOTATION_UNPROVEN) == "true"
+        return self.ready and not self.terminating and not unproven
 
     def manifest(self) -> Manifest:
         condition = {"type": "Ready", "status": str(self.ready)}
@@ -70,6 +91,7 @@ class ModelPod:
                 "uid": self.uid,
                 "labels": {names.LABEL_GPU: self.gpu_type, "controller-revision-hash": self.revision},
                 "ownerReferences": owners,
+                "annotations": dict(self.annotations),
                 **({"deletionTimestamp": "2026-01-01T00:00:00Z"} if self.terminating else {}),
             },
             "spec": {"nodeName": "n"} if self.node else {},
@@ -137,6 +159,12 @@ class ModelCluster:
         self.children: set[tuple[str, str]] = set()
         self.deployments: dict[str, Manifest] = {}
         self.revisions: dict[str, Manifest] = {}
+        self.now_s = 1_700_000_000.0
+        self.readable = True
+        """Whether routers, or the engines of a pool without one, tell what replicas do."""
+        self.routed = False
+        self.drains = True
+        """Whether anybody reads that at all."""
         self.max_unavailable = 1
         self.taken: set[str] = set()
         """Names of pods that a roll-out took away while they were ready, until they are ready again."""
@@ -151,6 +179,23 @@ class ModelCluster:
             refusals={},
         )
 
+    def loads(self) -> dict[str, ReplicaLoad] | None:
+        """What each ready pod does, as it was read a moment ago."""
+        if not self.drains:
+            return None
+        return {
+            pod.uid: ReplicaLoad(
+                uid=pod.uid,
+                idle_reads=pod.idle_ticks,
+                in_flight=int(pod.busy),
+                conversations=3 * pod.busy,
+                warm_tokens=300_000 * pod.busy,
+                age_s=0.0,
+            )
+            for pod in self.pods.values()
+            if pod.ready and self.readable
+        }
+
     def carry_out(self, pool: Pool, plan: Plan, *, steps: int | None = None) -> None:
         """Apply a plan, or only its first steps, as when the operator dies in the middle."""
         self.max_unavailable = pool.spec.rollout.max_unavailable
@@ -158,6 +203,26 @@ class ModelCluster:
             before = {s.name: s.replicas for s in self.statefulsets.values()}
             self._apply(step)
             self._replicas_are_kept(before, plan)
+        if steps is None:
+            self._few_are_away(plan)
+
+    def _few_are_away(self, plan: Plan) -> None:
+        """Of the wanted replicas, those that we took or are about to take are few."""
+        for current in self.statefulsets.values():
+            wanted = min(plan.desired.get(current.gpu_type, 0), current.replicas)
+            own = {p.name: p for p in self._named(current.name) if p.ordinal < wanted}
+            away = {n for n, p in own.items() if p.draining and p.ready and not p.terminating}
+            away |= {n for n in self.taken if n.rpartition("-")[0] == current.name and names.ordinal_of(n) < wanted}
+            assert len(away) <= max(self.max_unavailable, len(self.taken & own.keys())), f"{away} are away"
+
+    def _may_be_ended(self, pod: ModelPod) -> bool:
+        """Whether it serves nobody, or had its time to drain."""
+        if not (self.drains and pod.serves):
+            return True
+        if not pod.draining:
+            return False
+        late_s = pod.marked_s + DRAIN_S * (2 if self.routed and not self.readable else 1)
+        return (self.readable and pod.idle_ticks >= 2) or self.now_s >= late_s
 
     def ready(self, gpu_type: str | None = None) -> int:
         return sum(p.ready and not p.terminating for p in self.pods.values() if gpu_type in {None, p.gpu_type})
@@ -180,11 +245,16 @@ class ModelCluster:
             case ApplyTemplate(manifest=manifest):
                 self._apply_template(manifest)
             case Scale(name=name, replicas=replicas, partition=partition):
+                for pod in self._named(name):
+                    assert pod.ordinal < replicas or self._may_be_ended(pod), f"{pod} is cut off"
                 self._scale(self.statefulsets[name], replicas, partition)
+            case MarkPod(name=name, uid=uid, annotations=annotations):
+                self._mark(name, uid, annotations)
             case DeleteObject(kind="Pod", name=name, uid=uid):
                 self._delete_pod(name, uid)
             case DeleteObject(name=name, uid=uid):
                 assert self.statefulsets[name].uid == uid
+                assert all(self._may_be_ended(pod) for pod in self._named(name) if pod.owner == uid)
                 self.delete(name)
             case OrphanStatefulSet(name=name):
                 self.orphan(name)
@@ -199,6 +269,17 @@ class ModelCluster:
         before = self.deployments.get(manifest["metadata"]["name"], {"metadata": {"generation": 0}, "status": {}})
         metadata = {**manifest["metadata"], "uid": "d", "generation": before["metadata"]["generation"] + 1}
         self.deployments[metadata["name"]] = {**manifest, "metadata": metadata, "status": before["status"]}
+
+    def _mark(self, name: str, uid: str, annotations: Mapping[str, str | None]) -> None:
+        pod = self.pods.get(name)
+        if pod is None or pod.uid != uid:
+            return
+        if not pod.draining:
+            pod.marked_s = self.now_s
+        for key, value in annotations.items():
+            pod.annotations.pop(key, None)
+            if value is not None:
+                pod.annotations[key] = value
 
     def _delete_pod(self, name: str, uid: str) -> None:
         pod = self.pods.get(name)
@@ -259,6 +340,10 @@ class ModelCluster:
         for pod in self.pods.values():
             pod.owner = "" if pod.owner == uid else pod.owner
 
+    def work(self, pod: ModelPod, *, patience: int) -> None:
+        """It gets conversations, which leave that many ticks after they may not stay."""
+        pod.busy, pod.patience, pod.idle_ticks = True, patience, 0
+
     def restart(self, pod: ModelPod) -> None:
         """Its container ends once and starts again."""
         pod.ready, pod.loading, pod.restarts = False, LOADING_TICKS, pod.restarts + 1
@@ -275,6 +360,7 @@ class ModelCluster:
 
     def tick(self) -> None:
         """One round of the StatefulSet controller, the scheduler and the kubelets."""
+        self.now_s += TICK_S
         for current in list(self.statefulsets.values()):
             self._control(current)
         for deployment in self.deployments.values():
@@ -343,6 +429,7 @@ class ModelCluster:
             return
         pod.terminating = True
         if pod.ready:
+            assert self._may_be_ended(pod) or not self._others_serve(pod), f"{pod} is cut off"
             self._forget_taken()
             self.taken.add(pod.name)
             statefulset = pod.name.rpartition("-")[0]
@@ -359,6 +446,12 @@ class ModelCluster:
             pod.ready = pod.loading <= 0
         if pod.ready and not pod.terminating:
             self.taken.discard(pod.name)
+            pod.patience -= pod.draining
+            pod.busy = pod.busy and not (pod.draining and pod.patience < 0)
+            pod.idle_ticks = 0 if pod.busy else pod.idle_ticks + 1
+
+    def _others_serve(self, pod: ModelPod) -> bool:
+        return any(p.serves and not p.draining and p is not pod for p in self.pods.values())
 
     def _forget_taken(self) -> None:
         """Count no more what nobody wants, nor a pod that finds no node: a roll-out does not wait for those."""

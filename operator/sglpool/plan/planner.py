@@ -4,17 +4,18 @@ Level-triggered: each call looks at everything and assumes nothing about the las
 costs nothing. Not here: how a step is carried out, and what the user is told (`plan.status`).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from sglpool.api import names
 from sglpool.api.base import Manifest
 from sglpool.api.pool import Pool
 from sglpool.plan.children import expected_children
+from sglpool.plan.drain import Moment, ReplicaLoad, next_deadline_s
 from sglpool.plan.observed import Observed, ObservedStatefulSet
 from sglpool.plan.replicas import desired_replicas
-from sglpool.plan.rollout import next_partition, pods_to_replace
 from sglpool.plan.router import router_steps
+from sglpool.plan.settle import Case, settle, size_now, surplus_marks
 from sglpool.plan.steps import (
     AdoptStatefulSet,
     ApplyTemplate,
@@ -27,7 +28,7 @@ from sglpool.plan.steps import (
     Step,
     common_revision,
 )
-from sglpool.render import launch_configmap, spec_hash, statefulset
+from sglpool.render import has_router, launch_configmap, spec_hash, statefulset
 from sglpool.sizing.pools import SizedGPU
 
 
@@ -38,10 +39,12 @@ class Plan:
     Attributes:
         stages: Steps of one stage may run side by side; a stage starts when the one before is done.
         desired: Wanted replicas by GPU type.
+        look_again_s: Seconds until time alone may make more steps due, None when it cannot.
     """
 
     stages: tuple[tuple[Step, ...], ...]
     desired: dict[str, int]
+    look_again_s: float | None = None
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -49,24 +52,87 @@ class Plan:
         return tuple(step for stage in self.stages for step in stage)
 
 
-def make_plan(pool: Pool, sized: Sequence[SizedGPU], observed: Observed) -> Plan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scene:
+    """What a plan looks at.
+
+    Attributes:
+        pool: The pool.
+        observed: What exists.
+        desired: Wanted replicas by GPU type.
+        at: Time and loads.
+        may_render: Whether the spec can be carried out.
+    """
+
+    pool: Pool
+    observed: Observed
+    desired: Mapping[str, int]
+    at: Moment
+    may_render: bool
+
+    def case(self, current: ObservedStatefulSet, wanted: int) -> Case:
+        """A StatefulSet of ours and what is wanted of it."""
+        pods = [pod for pod in self.observed.pods_of(current.gpu_type) if pod.owner_uid == current.uid]
+        return Case(
+            current=current,
+            wanted=wanted,
+            pods=tuple(pods),
+            at=self.at,
+            max_unavailable=self.pool.spec.rollout.max_unavailable,
+            refused=current.name in self.observed.refusals,
+            elsewhere=sum(self.serving(t) for t in self.desired if t != current.gpu_type),
+        )
+
+    def serving(self, gpu_type: str) -> int:
+        """Ready replicas of a GPU type that are wanted and get traffic."""
+        current = self.observed.own_statefulset(self.pool, gpu_type)
+        return sum(
+            pod.ready and pod.unproven != "true" and pod.ordinal < self.desired.get(gpu_type, 0)
+            for pod in self.observed.pods_of(gpu_type)
+            if current is not None and pod.owner_uid == current.uid
+        )
+
+
+def make_plan(
+    pool: Pool,
+    sized: Sequence[SizedGPU],
+    observed: Observed,
+    *,
+    wanted: Mapping[str, int] | None = None,
+    loads: Mapping[str, ReplicaLoad] | None = None,
+    now_s: float = 0.0,
+) -> Plan:
     """Decide the steps that bring a pool closer to its spec.
 
     A pool of which any GPU type is infeasible or unknown keeps what runs as it is: nothing is created, rolled out
     or removed, and replicas move between GPU types only as far as a changed total asks for it.
+
+    Args:
+        pool: The pool.
+        sized: Sizes by GPU type.
+        observed: What exists.
+        wanted: Replicas by GPU type as the autoscaler decided; None for a fixed number, or to hold what is there.
+        loads: What replicas have to do, by pod uid; None where nobody reads it: then nothing waits for conversations.
+        now_s: Unix time.
     """
     current = {s.gpu_type: s.replicas for s in observed.statefulsets if s.owner_uid == pool.uid}
     may_render = all(s.feasible for s in sized)
-    desired = desired_replicas(pool.spec, current, frozen=not may_render)
+    desired = desired_replicas(pool.spec, current, frozen=not may_render, decided=wanted)
+    at = Moment(now_s=now_s, loads=loads, timeout_s=pool.spec.rollout.drain_timeout, routed=has_router(pool))
+    scene = _Scene(pool=pool, observed=observed, desired=desired, at=at, may_render=may_render)
     stages: list[list[Step]] = []
     for one in sized:
-        _side_by_side(stages, _plan_type(pool, one, desired[one.entry.type], observed, may_render=may_render))
+        _side_by_side(stages, _plan_type(scene, one))
     if may_render:
-        _side_by_side(stages, [_removed_types(pool, observed)])
+        _side_by_side(stages, _removed_types(scene))
     if may_render or current:
         _side_by_side(stages, [_children(pool, observed)])
         _side_by_side(stages, router_steps(pool, sized, observed))
-    return Plan(stages=tuple(tuple(stage) for stage in stages if stage), desired=desired)
+    return Plan(
+        stages=tuple(tuple(stage) for stage in stages if stage),
+        desired=desired,
+        look_again_s=next_deadline_s(observed.pods, at) if loads is not None else None,
+    )
 
 
 def _side_by_side(stages: list[list[Step]], more: Sequence[Sequence[Step]]) -> None:
@@ -77,17 +143,19 @@ def _side_by_side(stages: list[list[Step]], more: Sequence[Sequence[Step]]) -> N
         stages[index].extend(stage)
 
 
-def _plan_type(pool: Pool, sized: SizedGPU, replicas: int, observed: Observed, *, may_render: bool) -> list[list[Step]]:
+def _plan_type(scene: _Scene, sized: SizedGPU) -> list[list[Step]]:
     """Stages for the StatefulSet of one GPU type."""
-    name = names.statefulset_name(pool.name, sized.entry.type)
-    current = observed.statefulset(name)
+    pool, may_render = scene.pool, scene.may_render
+    replicas = scene.desired[sized.entry.type]
+    current = scene.observed.statefulset(names.statefulset_name(pool.name, sized.entry.type))
     if current is None:
-        return _create(pool, sized, replicas, observed) if may_render else []
+        return _create(pool, sized, replicas, scene.observed) if may_render else []
     if current.owner_uid != pool.uid:
         return _take_over(pool, sized, current) if may_render else []
+    case = scene.case(current, replicas)
     if may_render and template_outdated(pool, sized, current):
-        return _change_template(pool, sized, current, replicas)
-    return _settle(pool, current, replicas, observed)
+        return _change_template(pool, sized, case)
+    return settle(case)
 
 
 def template_outdated(pool: Pool, sized: SizedGPU, current: ObservedStatefulSet) -> bool:
@@ -154,13 +222,14 @@ def _adopt(pool: Pool, sized: SizedGPU, current: ObservedStatefulSet) -> list[li
     return [*stages, [hold, config], [ApplyTemplate(manifest=manifest, reason="adopted")]]
 
 
-def _change_template(pool: Pool, sized: SizedGPU, current: ObservedStatefulSet, replicas: int) -> list[list[Step]]:
+def _change_template(pool: Pool, sized: SizedGPU, case: Case) -> list[list[Step]]:
     """Protect every pod, then apply the template; the roll-out itself is later calls' work."""
-    manifest = statefulset(pool, sized)
+    manifest, current = statefulset(pool, sized), case.current
     if _immutable_differs(manifest, current):
         return [[OrphanStatefulSet(name=current.name, uid=current.uid, reason="its immutable fields must change")]]
-    keep = min(replicas, current.replicas)
-    first: list[Step] = [EnsureChild(manifest=launch_configmap(pool, sized), reason="scripts of the new revision")]
+    keep = min(size_now(case), current.replicas)
+    config = EnsureChild(manifest=launch_configmap(pool, sized), reason="scripts of the new revision")
+    first: list[Step] = [config, *surplus_marks(case)]
     # The scale manager must own `replicas` before the template manager applies without it: a field that nobody
     # owns would fall back to 1.
     if (current.replicas, current.partition) != (keep, keep) or not current.scale_owned:
@@ -178,49 +247,41 @@ def _immutable_differs(manifest: Manifest, current: ObservedStatefulSet) -> bool
     )
 
 
-def _settle(pool: Pool, current: ObservedStatefulSet, replicas: int, observed: Observed) -> list[list[Step]]:
-    """Size and roll-out of a StatefulSet whose template is right.
-
-    Pods are replaced one call after the partition was moved, when its controller has seen it: deleted sooner, they
-    could return on the old revision.
-    """
-    pods = observed.pods_of(current.gpu_type)
-    most = pool.spec.rollout.max_unavailable
-    partition = min(current.partition, replicas)
-    if current.caught_up and current.replicas > 0:
-        shrunk = replace(current, replicas=min(current.replicas, replicas), partition=partition)
-        refused = current.name in observed.refusals
-        partition = next_partition(shrunk, pods, max_unavailable=most, refused=refused)
-    owned = current.scale_owned or replicas == 0
-    if (current.replicas, current.partition) != (replicas, partition) or not owned:
-        reason = f"{current.replicas} to {replicas} replicas"
-        if current.replicas == replicas:
-            reason = f"roll-out reaches ordinal {partition}" if partition else "roll-out reaches every ordinal"
-        return [[Scale(name=current.name, replicas=replicas, partition=partition, reason=reason)]]
-    if not current.caught_up:
-        return []
-    reason = "the roll-out replaces it"
-    outdated = pods_to_replace(current, pods, max_unavailable=most)
-    return [[DeleteObject(kind="Pod", name=pod.name, uid=pod.uid, reason=reason) for pod in outdated]]
-
-
-def _removed_types(pool: Pool, observed: Observed) -> list[Step]:
-    """StatefulSets of types that left the spec, and pods that such a one left behind when it was orphaned."""
+def _removed_types(scene: _Scene) -> list[list[Step]]:
+    """Stages for types that left the spec: their StatefulSets are emptied and deleted, and so are pods without one."""
+    pool, observed = scene.pool, scene.observed
     wanted = {names.statefulset_name(pool.name, gpu.type) for gpu in pool.spec.gpus}
     reason = "its GPU type left the spec"
-    statefulsets = [
-        DeleteObject(kind="StatefulSet", name=s.name, uid=s.uid, reason=reason)
-        for s in observed.statefulsets
-        if s.owner_uid == pool.uid and s.name not in wanted
-    ]
-    orphans = [
+    stages: list[list[Step]] = []
+    for current in observed.statefulsets:
+        if current.owner_uid != pool.uid or current.name in wanted:
+            continue
+        if current.replicas == 0 or scene.at.loads is None:
+            gone = DeleteObject(kind="StatefulSet", name=current.name, uid=current.uid, reason=reason)
+            _side_by_side(stages, [[gone]])
+        else:
+            _side_by_side(stages, settle(scene.case(current, 0 if _successors_serve(scene) else current.replicas)))
+    orphans: list[Step] = [
         DeleteObject(kind="Pod", name=p.name, uid=p.uid, reason=reason)
         for p in observed.pods
         if not (p.owner_uid or p.terminating)
         and (owner := names.statefulset_name(pool.name, p.gpu_type)) not in wanted
         and p.name == f"{owner}-{p.ordinal}"
     ]
-    return [*statefulsets, *orphans]
+    _side_by_side(stages, [orphans])
+    return stages
+
+
+def _successors_serve(scene: _Scene) -> bool:
+    """Whether the types that stay do what they should, so that one that left the spec is no longer needed.
+
+    An autoscaled pool goes by its lower bound: what it wants beyond that may never find a node.
+    """
+    autoscaling = scene.pool.spec.autoscaling
+    needed = sum(scene.desired.values())
+    if autoscaling is not None:
+        needed = min(needed, autoscaling.min_replicas)
+    return sum(scene.serving(gpu_type) for gpu_type in scene.desired) >= needed
 
 
 def _children(pool: Pool, observed: Observed) -> list[Step]:

@@ -1,6 +1,7 @@
 """How many replicas of each GPU type a pool should have.
 
-Fixed replicas fill the types in order of preference. Not here: following the load, which needs signals.
+Fixed replicas fill the types in order of preference; what the autoscaler decided is held within the bounds. Not here:
+following the load (`scaling`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,13 @@ def split_in_order(total: int, gpus: Sequence[GPU]) -> dict[str, int]:
     return split
 
 
-def desired_replicas(spec: InferencePoolSpec, current: Mapping[str, int], *, frozen: bool = False) -> dict[str, int]:
+def desired_replicas(
+    spec: InferencePoolSpec,
+    current: Mapping[str, int],
+    *,
+    frozen: bool = False,
+    decided: Mapping[str, int] | None = None,
+) -> dict[str, int]:
     """Wanted replicas by GPU type, in the order of `spec.gpus`.
 
     Args:
@@ -35,6 +42,8 @@ def desired_replicas(spec: InferencePoolSpec, current: Mapping[str, int], *, fro
             autoscaling and no load figures the size is held as it is, within the bounds.
         frozen: Whether the spec cannot be carried out. Then only what exists grows or shrinks, by the difference
             between the wanted total and the running one, and no type gives way to one that may never run.
+        decided: What the autoscaler wants by GPU type, None where it has not decided. A type that it does not name is
+            held.
     """
     if frozen and current:
         held = {gpu.type: current.get(gpu.type, 0) for gpu in spec.gpus}
@@ -43,7 +52,8 @@ def desired_replicas(spec: InferencePoolSpec, current: Mapping[str, int], *, fro
         return _resize(held, _wanted_total(spec, total) - total, existing)
     if spec.autoscaling is None:
         return split_in_order(spec.replicas or 0, spec.gpus)
-    held = {gpu.type: _clamp(current.get(gpu.type, 0), gpu) for gpu in spec.gpus}
+    wanted = {**current, **(decided or {})}
+    held = {gpu.type: _clamp(wanted.get(gpu.type, 0), gpu) for gpu in spec.gpus}
     total = sum(held.values())
     return _resize(held, _wanted_total(spec, total) - total, spec.gpus)
 

@@ -5,11 +5,30 @@ template changes, it holds everything; lowered step by step, it bounds what a ba
 a template is applied (`plan.planner`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sglpool.plan.observed import ObservedPod, ObservedStatefulSet
 from sglpool.plan.problems import in_trouble
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How fast a roll-out may go.
+
+    Attributes:
+        max_unavailable: Most replicas that it takes away at a time.
+        refused: Whether the API server refuses missing pods, so that they do not come by themselves.
+        lowest: Ordinals below this one are held whatever happens.
+        waits: Ordinals that are ready and may not go yet.
+        away: Ordinals that are ready and go for another reason: they count as down.
+    """
+
+    max_unavailable: int
+    refused: bool = False
+    lowest: int = 0
+    waits: frozenset[int] = frozenset()
+    away: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +39,13 @@ class _Ordinals:
         ready: Ready, whatever they run.
         done: Ready on the update revision.
         lost: Down, and not coming up by themselves: the roll-out may be their cure, so it never waits for them.
+        nodes: Node of each that has one.
     """
 
     ready: frozenset[int]
     done: frozenset[int]
     lost: frozenset[int]
+    nodes: Mapping[int, str]
 
     def in_flight(self, partition: int, replicas: int) -> int:
         """Ordinals that the roll-out has reached and that are not through."""
@@ -34,10 +55,19 @@ class _Ordinals:
         """Ordinals below the partition that are down and coming up."""
         return sum(ordinal not in self.ready and ordinal not in self.lost for ordinal in range(partition))
 
+    def shares_a_node(self, candidate: int, partition: int, replicas: int) -> bool:
+        """Whether a neighbour on the candidate's node is away too, while there are replicas with another node to take.
 
-def next_partition(
-    statefulset: ObservedStatefulSet, pods: Sequence[ObservedPod], *, max_unavailable: int, refused: bool = False
-) -> int:
+        With all of them on one node, waiting would save nothing.
+        """
+        down = [o for o in range(replicas) if (o not in self.done if o >= partition else o not in self.ready)]
+        nodes = {self.nodes[ordinal] for ordinal in down if ordinal in self.nodes}
+        mine = self.nodes.get(candidate)
+        others = {self.nodes.get(ordinal) for ordinal in range(partition) if ordinal not in self.done}
+        return mine is not None and mine in nodes and bool(others - nodes)
+
+
+def next_partition(statefulset: ObservedStatefulSet, pods: Sequence[ObservedPod], pace: Pace) -> int:
     """The partition to set now.
 
     Until one replica is ready on the new revision, at most `max_unavailable` get it, even where pods are down
@@ -47,25 +77,38 @@ def next_partition(
     Args:
         statefulset: Its status must be caught up.
         pods: Its pods.
-        max_unavailable: Most replicas that a roll-out takes away at a time.
-        refused: Whether the API server refuses its missing pods, so that they do not come by themselves.
+        pace: How fast it may go.
 
     Returns:
         The current partition when the roll-out has to wait, 0 when it is through.
     """
     replicas = statefulset.replicas
     partition = min(statefulset.partition, replicas)
-    ordinals = _sort(statefulset, pods, refused=refused)
-    while partition > 0:
+    ordinals = _sort(statefulset, pods, refused=pace.refused, away=pace.away)
+    while partition > pace.lowest:
         candidate = partition - 1
         if candidate not in ordinals.done:
             in_flight = ordinals.in_flight(partition, replicas)
             proven_cure = candidate not in ordinals.ready and bool(ordinals.done)
             waits_for = in_flight + (ordinals.coming(partition) if candidate in ordinals.ready else 0)
-            if not proven_cure and waits_for >= max_unavailable:
+            if candidate in pace.waits or (not proven_cure and waits_for >= pace.max_unavailable):
+                break
+            if candidate in ordinals.ready and ordinals.shares_a_node(candidate, partition, replicas):
                 break
         partition = candidate
     return partition
+
+
+def takes(statefulset: ObservedStatefulSet, pods: Sequence[ObservedPod], *, to: int) -> tuple[ObservedPod, ...]:
+    """Ready pods that a partition lowered so far would replace."""
+    return tuple(
+        pod
+        for pod in pods
+        if pod.owner_uid == statefulset.uid
+        and pod.ready
+        and to <= pod.ordinal < min(statefulset.partition, statefulset.replicas)
+        and pod.revision != statefulset.update_revision
+    )
 
 
 def pods_to_replace(
@@ -93,16 +136,22 @@ def pods_to_replace(
     ]
     passed = [pod for pod in own if pod.ordinal >= statefulset.partition]
     down = [pod for pod in own if not pod.ready and (pod in passed or pod.revision not in known)]
-    ordinals = _sort(statefulset, pods, refused=False)
+    ordinals = _sort(statefulset, pods)
     unavailable = sum(ordinal not in ordinals.ready for ordinal in range(statefulset.partition, statefulset.replicas))
     room = max(max_unavailable - unavailable - ordinals.coming(statefulset.partition), 0)
     ready = sorted((pod for pod in passed if pod.ready), key=lambda pod: -pod.ordinal)
     return (*down, *ready[:room])
 
 
-def _sort(statefulset: ObservedStatefulSet, pods: Sequence[ObservedPod], *, refused: bool) -> _Ordinals:
+def _sort(
+    statefulset: ObservedStatefulSet,
+    pods: Sequence[ObservedPod],
+    *,
+    refused: bool = False,
+    away: frozenset[int] = frozenset(),
+) -> _Ordinals:
     own = {pod.ordinal: pod for pod in pods if pod.owner_uid == statefulset.uid}
-    ready = {ordinal for ordinal, pod in own.items() if pod.ready}
+    ready = {ordinal for ordinal, pod in own.items() if pod.ready} - away
     lost = {ordinal for ordinal, pod in own.items() if in_trouble(pod)}
     if refused:
         lost |= set(range(statefulset.replicas)) - own.keys()
@@ -110,6 +159,7 @@ def _sort(statefulset: ObservedStatefulSet, pods: Sequence[ObservedPod], *, refu
         ready=frozenset(ready),
         done=frozenset(o for o in ready if own[o].revision == statefulset.update_revision),
         lost=frozenset(lost),
+        nodes={ordinal: pod.node for ordinal, pod in own.items() if pod.node},
     )
 
 
