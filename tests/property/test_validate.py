@@ -38,10 +38,12 @@ def gpu_entries(draw: st.DrawFn) -> list[Json]:
 
 @st.composite
 def sizes(draw: st.DrawFn, gpus: list[Json]) -> Json:
-    if draw(st.booleans()):
-        least = draw(st.integers(1, 1000))
-        return {"replicas": None, "autoscaling": {"minReplicas": least, "maxReplicas": draw(st.integers(least, 1000))}}
     bounds = [gpu.get("maxReplicas", 1000) for gpu in gpus]
+    floor, ceiling = sum(gpu["minReplicas"] for gpu in gpus), min(1000, sum(bounds))
+    if draw(st.booleans()) and floor <= 1000 and ceiling >= 1:
+        least = draw(st.integers(1, ceiling))
+        most = draw(st.integers(max(least, floor), 1000))
+        return {"replicas": None, "autoscaling": {"minReplicas": least, "maxReplicas": most}}
     return {"replicas": draw(st.integers(0, min(1000, sum(bounds))))}
 
 

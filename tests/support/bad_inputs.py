@@ -274,6 +274,56 @@ _REFUSED = (
         ("is required",),
         ("Required value",),
     ),
+    BadInput(
+        "autoscaling-max-under-types",
+        both(
+            put("spec.replicas", None), put("spec.autoscaling", {"maxReplicas": 4}), put("spec.gpus.1.minReplicas", 5)
+        ),
+        "spec.autoscaling",
+        ("sum of gpus[].minReplicas is larger", "raise autoscaling.maxReplicas"),
+    ),
+    BadInput(
+        "autoscaling-min-over-types",
+        both(
+            put("spec.replicas", None),
+            put("spec.autoscaling", {"minReplicas": 4, "maxReplicas": 8}),
+            put("spec.gpus", [{"type": "B200", "maxReplicas": 2}, {"type": "B300", "maxReplicas": 1}]),
+        ),
+        "spec.autoscaling",
+        ("sum of gpus[].maxReplicas is smaller", "lower autoscaling.minReplicas"),
+    ),
+    *(
+        BadInput(
+            f"target-{target}",
+            put("spec.gpus.0.targetRunningRequests", target),
+            "spec.gpus[0].targetRunningRequests",
+            ("greater than or equal to 1",),
+            ("greater than or equal to 1",),
+        )
+        for target in (0, -4)
+    ),
+    BadInput(
+        "target-over-limit",
+        both(put("spec.gpus.1.targetRunningRequests", 9), put("spec.engine.maxRunningRequests", 8)),
+        "spec.gpus",
+        ("larger than engine.maxRunningRequests", "lower the target"),
+    ),
+    BadInput(
+        "kv-target-0",
+        both(put("spec.replicas", None), put("spec.autoscaling", {"maxReplicas": 4, "targetKVUtilizationPercent": 0})),
+        "spec.autoscaling.targetKVUtilizationPercent",
+        ("greater than or equal to 1",),
+        ("greater than or equal to 1",),
+    ),
+    BadInput(
+        "kv-target-over-capacity",
+        both(
+            put("spec.replicas", None), put("spec.autoscaling", {"maxReplicas": 4, "targetKVUtilizationPercent": 101})
+        ),
+        "spec.autoscaling.targetKVUtilizationPercent",
+        ("less than or equal to 100",),
+        ("less than or equal to 100",),
+    ),
     # model and source
     BadInput("profile-and-geometry", put("spec.model.geometry", _GQA), "spec.model", ("exactly one of profile",)),
     BadInput("no-profile", put("spec.model.profile", None), "spec.model", ("exactly one of profile", "geometry")),

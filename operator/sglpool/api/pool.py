@@ -308,6 +308,40 @@ class InferencePoolSpec(Model):
             ),
             field_path=".replicas",
         ),
+        Rule(
+            cel="!has(self.autoscaling) || self.gpus.map(g, g.minReplicas).sum() <= self.autoscaling.maxReplicas",
+            message="the sum of gpus[].minReplicas is larger than autoscaling.maxReplicas: lower a minReplicas or "
+            "raise autoscaling.maxReplicas",
+            check=lambda self: (
+                self.autoscaling is None or sum(g.min_replicas for g in self.gpus) <= self.autoscaling.max_replicas
+            ),
+            field_path=".autoscaling",
+        ),
+        Rule(
+            cel="!has(self.autoscaling) || self.gpus.exists(g, !has(g.maxReplicas)) || "
+            "self.gpus.map(g, has(g.maxReplicas) ? g.maxReplicas : 0).sum() >= self.autoscaling.minReplicas",
+            message="the sum of gpus[].maxReplicas is smaller than autoscaling.minReplicas: raise a maxReplicas or "
+            "lower autoscaling.minReplicas",
+            check=lambda self: (
+                self.autoscaling is None
+                or any(g.max_replicas is None for g in self.gpus)
+                or sum(g.max_replicas or 0 for g in self.gpus) >= self.autoscaling.min_replicas
+            ),
+            field_path=".autoscaling",
+        ),
+        Rule(
+            cel="!has(self.engine) || !has(self.engine.maxRunningRequests) || self.gpus.all(g, "
+            "!has(g.targetRunningRequests) || g.targetRunningRequests <= self.engine.maxRunningRequests)",
+            message="gpus[].targetRunningRequests is larger than engine.maxRunningRequests, so that no replica can "
+            "reach it: lower the target or raise the limit",
+            check=lambda self: all(
+                g.target_running_requests is None
+                or self.engine.max_running_requests is None
+                or g.target_running_requests <= self.engine.max_running_requests
+                for g in self.gpus
+            ),
+            field_path=".gpus",
+        ),
     )
 
 

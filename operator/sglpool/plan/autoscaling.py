@@ -94,7 +94,8 @@ def scaling_condition(pool: Pool, told: Told | None) -> Condition:
     if told is None or told.decision is None:
         return _before_the_first_decision(pool)
     reason = _CONDITIONS.get(told.decision.reason, "ValidMetrics")
-    return Condition("ScalingActive", reason, _MESSAGES[reason].format(problems=_listed(told.problems)).strip())
+    words = _MESSAGES[reason].format(problems=_listed(told.problems), message=told.decision.message)
+    return Condition("ScalingActive", reason, words)
 
 
 def _before_the_first_decision(pool: Pool) -> Condition:
@@ -121,7 +122,7 @@ _MESSAGES: Mapping[str, str] = {
     "MetricsUnavailable": f"The requests in flight cannot be read. {{problems}}{_HELD}",
     "ReplicasUnreadable": f"Too few replicas can be read. {{problems}}{_HELD}",
     "ClockJumped": f"The operator's clock jumped. {_HELD}",
-    "InvalidTarget": f"No replica can reach its target: correct gpus[].targetRunningRequests, or the bounds. {_HELD}",
+    "InvalidTarget": f"{{message}} {_HELD}",
     "AtMaximum": "More replicas are needed than the bounds allow: raise autoscaling.maxReplicas or gpus[].maxReplicas.",
     "NoRoom": "More replicas are needed, but no GPU type finds a node: condition Scheduled says why.",
     "StartsFail": "More replicas are needed, but they do not become ready: condition Progressing says why.",
