@@ -3,6 +3,7 @@
 Pure: no I/O and no clock; signals, memory and time are arguments, and what it leaves to the next decision is a result.
 """
 
+from sglpool.scaling.decide import decide
 from sglpool.scaling.types import (
     Decision,
     Memory,
@@ -25,4 +26,5 @@ __all__ = [
     "StartingReplica",
     "TypePolicy",
     "TypeState",
+    "decide",
 ]

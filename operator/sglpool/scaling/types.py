@@ -14,6 +14,8 @@ DEFAULT_COLD_START_S = 600.0
 """How long a start takes while none was seen: weights of several hundred GB from a node's disk, graphs, warm-up."""
 MAX_AGE_S = 45.0
 """An older reading says nothing: three ticks."""
+MAX_GAP_S = 120.0
+"""Ticks further apart are no history of the load: eight of them."""
 
 
 class Reason(StrEnum):
@@ -102,6 +104,7 @@ class Policy:
         startup_timeout_s: no start takes longer: a bound for what is learnt, not an estimate.
         cold_start_s: how long a start takes while none was seen.
         max_age_s: older readings are no readings.
+        max_gap_s: after a longer time without a reading, or a larger step of the clock, the window begins anew.
     """
 
     types: tuple[TypePolicy, ...]
@@ -111,6 +114,7 @@ class Policy:
     startup_timeout_s: float = math.inf
     cold_start_s: float = DEFAULT_COLD_START_S
     max_age_s: float = MAX_AGE_S
+    max_gap_s: float = MAX_GAP_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,16 +162,15 @@ class TypeState:
     Attributes:
         type: the GPU type.
         replicas: `spec.replicas` of its StatefulSet, 0 without one.
-        ready: ready pods, draining ones included.
+        ready: ready pods, draining ones included: those of a scale-down are above what was wanted last, and those of a
+            roll-out come back.
         starting: pods that are not ready, nor terminating.
-        draining: ready pods that are marked draining, for whatever reason: they are capacity that goes away.
     """
 
     type: str
     replicas: int
     ready: int
     starting: tuple[StartingReplica, ...] = ()
-    draining: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,29 +231,31 @@ class Memory:
     Attributes:
         last_s: time of the last decision, None before the first.
         wanted: the last decision's.
-        demand: (time, requests) of the last minute.
-        since_s: since when load was readable at every tick: the window of evidence cannot begin earlier.
+        demand: (time, requests, share of the KV cache) of the last minute.
+        since_s: since when load was readable, gaps aside: the window of evidence cannot begin earlier.
+        read_s: when load was last readable.
         needs: (time, largest need) of the window, one for a thirtieth of it.
         growth: (beginning, replicas then, replicas added since) of the period that growth is limited in.
         last_shrink_s: the last step down.
         last_return_s: the last try to go back to a preferred type.
         spilled: replicas by GPU type that stand in for pods of a preferred type.
-        starting: (uid, GPU type, since) of replicas whose start is being timed.
-        ready: uids that have been ready: what becomes ready again was not started.
+        starting: since when, by uid, of replicas whose start is being timed.
+        known: uids that have been ready, or that were there before this memory: their starts are not timed.
         starts: how long the last starts took, by GPU type.
         podless_since_s: since when a StatefulSet has fewer pods than replicas, by GPU type.
     """
 
     last_s: float | None = None
     wanted: Mapping[str, int] = field(default_factory=dict)
-    demand: tuple[tuple[float, float], ...] = ()
+    demand: tuple[tuple[float, float, float], ...] = ()
     since_s: float | None = None
+    read_s: float | None = None
     needs: tuple[tuple[float, float], ...] = ()
     growth: tuple[float, int, int] | None = None
     last_shrink_s: float | None = None
     last_return_s: float | None = None
     spilled: Mapping[str, int] = field(default_factory=dict)
-    starting: tuple[tuple[str, str, float], ...] = ()
-    ready: frozenset[str] = frozenset()
+    starting: Mapping[str, float] = field(default_factory=dict)
+    known: frozenset[str] = frozenset()
     starts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     podless_since_s: Mapping[str, float] = field(default_factory=dict)
