@@ -59,6 +59,9 @@ _LEAVE = f"touch {SHARED_DIR}/{LEAVING_MARKER}; {_WAIT_FOR_STREAMS}"
 PICKER_START_S = 120
 """Longest start of a picker: it lists pods, asks its siblings for their homes and polls each replica once."""
 
+PICKER_LIVENESS_FAILURES = 6
+"""Half a minute: its supervisor has ended a picker that hangs after a quarter."""
+
 PICKER_KILL_GRACE_S = 2
 """Of a picker that hangs: it has nothing to finish, and preStop would wait for what it will never write."""
 
@@ -185,10 +188,12 @@ def _envoy_container(pool: Pool, shape: RouterShape, volumes: _Volumes) -> Manif
 def _picker_container(pool: Pool, volumes: _Volumes) -> Manifest:
     """Without a readiness probe: Envoy serves on when the picker hangs, so the pod must stay in its Service.
 
-    But a new pod gets no request before its picker knows the replicas and answers Envoy: until then all would get 503.
+    For the same reason a picker that dies or hangs is started again inside the container, and the liveness probe waits
+    until that has had its time. But a new pod gets no request before its picker knows the replicas and answers Envoy:
+    until then all would get 503.
     """
     answers = ["test", "-S", f"{SHARED_DIR}/{AUTHZ_SOCKET}"]
-    arguments = ["picker", "--config", CONFIG_PATH]
+    arguments = ["picker", "--supervise", "--config", CONFIG_PATH]
     return _sglpool_container(pool, names.PICKER_CONTAINER, arguments, volumes) | {
         "ports": [_port(STATE_PORT_NAME, STATE_PORT)],
         # It leads the way out, so it stays as long as Envoy does.
@@ -201,7 +206,7 @@ def _picker_container(pool: Pool, volumes: _Volumes) -> Manifest:
             "terminationGracePeriodSeconds": PICKER_KILL_GRACE_S,
         },
         "livenessProbe": {
-            **_probe("/healthz", STATE_PORT_NAME, period_s=5, timeout_s=3, failures=3),
+            **_probe("/healthz", STATE_PORT_NAME, period_s=5, timeout_s=3, failures=PICKER_LIVENESS_FAILURES),
             "terminationGracePeriodSeconds": PICKER_KILL_GRACE_S,
         },
     }

@@ -5,8 +5,10 @@ Not here: the pool that it serves (`routed_pool`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import psutil
 
 from sandbox.cluster.engines import processes_of
-from sglpool.routing.pickerconfig import ADMIN_SOCKET, CLUSTER_NAME, HOMES_FILE, SHARED_DIR
+from sglpool.routing.pickerconfig import ADMIN_SOCKET, AUTHZ_SOCKET, CLUSTER_NAME, HOMES_FILE, SHARED_DIR
 from support.envoy_process import UnixConnection
 from support.streaming import send
 
@@ -41,23 +43,44 @@ class RouterPod:
         return f"{self.ip}:8000"
 
     @property
+    def ready_since(self) -> str:
+        """When it became ready, and how often its containers have been started anew; empty while it is not ready."""
+        status = self.manifest["status"]
+        restarts = [container["restartCount"] for container in status["containerStatuses"]]
+        since = [
+            each["lastTransitionTime"]
+            for each in status["conditions"]
+            if (each["type"], each["status"]) == ("Ready", "True")
+        ]
+        return f"{since[0]}, restarts {restarts}" if since else ""
+
+    @property
     def shared(self) -> Path:
         """The folder that Envoy and picker share, as Envoy sees it."""
         return Path(f"/proc/{self.envoy().pid}/root{SHARED_DIR}")
 
+    def supervisor(self) -> psutil.Process:
+        """PID 1 of the picker's container."""
+        return min(self._processes("picker"), key=lambda process: process.create_time())
+
     def picker(self) -> psutil.Process:
-        return self._process("picker")
+        """The picker itself: the child of its supervisor."""
+        supervisor = self.supervisor()
+        return next(process for process in self._processes("picker") if process.ppid() == supervisor.pid)
 
     def envoy(self) -> psutil.Process:
-        return self._process("envoy")
+        return self._processes("envoy")[0]
 
-    def _process(self, word: str) -> psutil.Process:
+    def _processes(self, word: str) -> list[psutil.Process]:
         metadata = self.manifest["metadata"]
-        for process in processes_of(metadata["namespace"], metadata["name"]):
-            command = process.cmdline()
-            if any(part == word or part.endswith(f"/{word}") for part in command[:4]):
-                return process
-        raise LookupError(f"router pod {self.name} runs no {word}")
+        found = [
+            process
+            for process in processes_of(metadata["namespace"], metadata["name"])
+            if any(part == word or part.endswith(f"/{word}") for part in _command(process))
+        ]
+        if not found:
+            raise LookupError(f"router pod {self.name} runs no {word}")
+        return found
 
     def state(self) -> Json:
         """What its picker knows."""
@@ -74,9 +97,29 @@ class RouterPod:
 
     def decisions(self) -> dict[str, float]:
         """Picks by the rule that decided."""
-        text = send(f"{self.ip}:9000", "/metrics", timeout_s=5).body.decode()
+        text = send(f"{self.ip}:9000", "/metrics", timeout_s=2).body.decode()
         found = re.findall(r'^sglpool_router_decisions_total{rule="(\w+)"} (\S+)$', text, re.MULTILINE)
         return {rule: float(count) for rule, count in found}
+
+    def decisions_if_any(self) -> dict[str, float] | None:
+        """The same; None while its picker is not there to say."""
+        try:
+            return self.decisions()
+        except OSError:
+            return None
+
+    def picks(self) -> bool:
+        """Whether its picker is there to be asked: a socket that a dead one left behind takes nobody."""
+        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError, LookupError):
+            probe.settimeout(1)
+            probe.connect(str(self.shared / AUTHZ_SOCKET))
+            return True
+        return False
+
+    def has_store(self) -> bool:
+        """Whether it shares homes; true where it has nobody to share them with."""
+        store = self.state()["store"]
+        return bool(store["available"]) or not store["configured"]
 
     def homes(self) -> dict[str, str]:
         """Replica by session, both as the picker names them."""
@@ -97,6 +140,13 @@ class RouterPod:
             connection.close()
         hosts = next((each.get("host_statuses", []) for each in clusters if each["name"] == CLUSTER_NAME), [])
         return {_address(host): _is_healthy(host["health_status"]) for host in hosts}
+
+
+def _command(process: psutil.Process) -> list[str]:
+    """The first words of its command line; none when it is gone."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.cmdline()[:4]
+    return []
 
 
 def _homes(lines: bytes) -> dict[str, str]:

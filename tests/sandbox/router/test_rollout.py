@@ -29,7 +29,7 @@ def test_another_router_spec_cuts_no_stream(settled: RoutedPool, cost: Cost, sto
         assert not cost.count_streams(streams), "the old router serves its streams to their end"
         assert old.name in _all_names(settled)
     soon(lambda: old.name not in _all_names(settled), "without streams it goes", timeout_s=60)
-    assert (cost.moved, cost.cold) == (0, 0), "new routers ask their siblings"
+    assert (cost.lost, cost.cold) == (0, 0), "new routers ask their siblings"
 
 
 def _names(settled: RoutedPool) -> set[str]:
@@ -42,29 +42,25 @@ def _all_names(settled: RoutedPool) -> str:
 
 def test_a_store_that_is_gone_and_comes_back(settled: RoutedPool, cost: Cost, store: StoreProcess) -> None:
     first, second = settled.routers()
-    soon(lambda: _has_store(first) and _has_store(second), "both share homes", timeout_s=30)
+    soon(lambda: first.has_store() and second.has_store(), "both share homes", timeout_s=30)
     # One router has seen them, the other one has not: it knows them from the store alone.
     homes = settled.homes(router=first)
     with settled.streams(STREAMS, first) as streams:
         store.kill()
-        cost.times["noticed"] = soon(lambda: not _has_store(first) and not _has_store(second), "both notice")
+        cost.times["noticed"] = soon(lambda: not first.has_store() and not second.has_store(), "both notice")
         for router in (first, second):
             cost.count_turns(settled.turns(router), homes, settled.homes(router=router))
         assert {settled.ask("nobody-knows", router=router).status for router in (first, second)} == {200}
         assert not cost.count_streams(streams)
         store.start()
         both = "both have it again"
-        cost.times[both] = soon(lambda: _has_store(first) and _has_store(second), both, timeout_s=60)
-    assert (cost.moved, cost.cold) == (0, 0), "each goes on with the homes that it knows"
-
-
-def _has_store(router: RouterPod) -> bool:
-    return bool(router.state()["store"]["available"])
+        cost.times[both] = soon(lambda: first.has_store() and second.has_store(), both, timeout_s=60)
+    assert (cost.lost, cost.cold) == (0, 0), "each goes on with the homes that it knows"
 
 
 def test_what_one_router_has_placed_the_other_one_finds(settled: RoutedPool) -> None:
     first, second = settled.routers()
-    soon(lambda: _has_store(first) and _has_store(second), "both share homes", timeout_s=30)
+    soon(lambda: first.has_store() and second.has_store(), "both share homes", timeout_s=30)
     for number in range(6):
         session = f"shared-{number}"
         assert settled.ask(session, router=first).status == 200
@@ -88,7 +84,7 @@ def test_a_deleted_router_ends_its_streams_first(settled: RoutedPool, cost: Cost
         assert not cost.count_streams(streams)
         cost.count_turns(settled.turns(staying), homes, settled.homes(router=staying))
     soon(lambda: going.name not in _all_names(settled), "without streams it goes", timeout_s=60)
-    assert (cost.moved, cost.cold) == (0, 0)
+    assert (cost.lost, cost.cold) == (0, 0)
 
 
 def _listens(router: RouterPod) -> bool:
