@@ -31,7 +31,7 @@ class FakeKube:
         self.objects: dict[Key, Manifest] = {}
         self.calls: list[tuple[str, str, str]] = []
         self.managers: list[str] = []
-        self.deletions: dict[Key, Mapping[str, Any]] = {}
+        self.deletions: dict[Key, dict[str, Any]] = {}
         self.failures: dict[tuple[str, str, str], KubeError] = {}
         self._numbers = itertools.count(1)
 
@@ -97,10 +97,19 @@ class FakeKube:
         return copy.deepcopy(patched)
 
     async def delete(
-        self, resource: Resource, *, namespace: str, name: str, uid: str, propagation: str = "Background"
+        self,
+        resource: Resource,
+        *,
+        namespace: str,
+        name: str,
+        uid: str,
+        propagation: str = "Background",
+        grace_period_s: int | None = None,
     ) -> bool:
         self._answer("delete", resource.kind, name)
         self.deletions[resource.kind, name] = {"uid": uid, "propagation": propagation}
+        if grace_period_s is not None:
+            self.deletions[resource.kind, name] |= {"grace_period_s": grace_period_s}
         existing = self.objects.get((resource.kind, name))
         if existing is None:
             return False

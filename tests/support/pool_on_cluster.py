@@ -14,7 +14,12 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def small_pool(name: str, **spec: Any) -> dict[str, Any]:
-    """A pool whose pods fit anywhere: one GPU a replica, B200."""
+    """A pool whose pods fit anywhere: one GPU a replica, B200.
+
+    Fake pods say nothing of their load, and a replica that may have conversations is kept until its deadline: a short
+    one.
+    """
+    rollout = {"drainTimeout": "1s", **spec.pop("rollout", {})}
     return {
         "apiVersion": "sglpool.io/v1alpha1",
         "kind": "InferencePool",
@@ -29,6 +34,7 @@ def small_pool(name: str, **spec: Any) -> dict[str, Any]:
             "kvCache": {"dtype": "bf16"},
             "gpus": [{"type": "B200"}],
             "template": {"annotations": {"sandbox.sglpool.io/load-delay": "1s"}},
+            "rollout": rollout,
             **({"replicas": 1} if "autoscaling" not in spec else {}),
             **spec,
         },

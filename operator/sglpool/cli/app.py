@@ -133,6 +133,14 @@ def operator(
     resync: Annotated[str, typer.Option(metavar="DURATION", help="Time between full listings, such as 5m.")] = "5m",
     log_level: Annotated[LogLevel, typer.Option(help="Least severity to log.")] = LogLevel.INFO,
     log_format: Annotated[LogFormat, typer.Option(help="text for people, json for collectors.")] = LogFormat.TEXT,
+    clock_speed: Annotated[
+        float,
+        typer.Option(
+            envvar="SGLPOOL_CLOCK_SPEED",
+            hidden=True,
+            help="How many times faster than life the autoscaler lives: with simulated engines that do.",
+        ),
+    ] = 1.0,
 ) -> None:
     """Run the operator: turn InferencePools into engines, and keep them so."""
     from sglpool.cli.operator import OperatorArguments, run
@@ -146,6 +154,7 @@ def operator(
         resync=resync,
         log_level=log_level.upper(),
         log_json=log_format is LogFormat.JSON,
+        clock_speed=clock_speed,
     )
     raise typer.Exit(run(arguments))
 

@@ -38,6 +38,7 @@ class OperatorArguments:
         resync: Time between full listings, a Go duration.
         log_level: A level of `logging`.
         log_json: Whether lines are JSON.
+        clock_speed: How many times faster than life the autoscaler lives.
     """
 
     kubeconfig: str | None
@@ -48,6 +49,7 @@ class OperatorArguments:
     resync: str
     log_level: str
     log_json: bool
+    clock_speed: float = 1.0
 
 
 def run(arguments: OperatorArguments) -> int:
@@ -82,6 +84,8 @@ def options_of(arguments: OperatorArguments) -> OperatorOptions:
         raise BadArgument(f"--resync {error}") from None
     if resync_s < 1:
         raise BadArgument(f"--resync {arguments.resync} is no time at all: write for example 5m")
+    if not 1 <= arguments.clock_speed <= 1000:
+        raise BadArgument(f"--clock-speed {arguments.clock_speed:g} is not from 1 to 1000")
     return OperatorOptions(
         kubeconfig=arguments.kubeconfig,
         namespaces=arguments.namespaces,
@@ -90,6 +94,7 @@ def options_of(arguments: OperatorArguments) -> OperatorOptions:
         workers=arguments.workers,
         leader_election=arguments.leader_elect,
         resync_period_s=resync_s,
+        clock_speed=arguments.clock_speed,
     )
 
 

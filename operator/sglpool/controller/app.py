@@ -18,6 +18,7 @@ import kopf
 from aiohttp import web
 
 from sglpool.catalog import load_catalog
+from sglpool.controller.autoscaler import Autoscaler
 from sglpool.controller.collect import Collector
 from sglpool.controller.execute import LookAgain, NameConflict
 from sglpool.controller.handlers import build_registry, build_settings
@@ -29,6 +30,7 @@ from sglpool.controller.resync import PERIOD_S, Resync
 from sglpool.controller.store import PoolKey, Store
 from sglpool.kube import EventRecorder, KubeClient, KubeError, LeaderLease, NotFound, Resource
 from sglpool.kube.resources import POOLS
+from sglpool.signals import Sources, Tokens
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ class OperatorOptions:
         workers: Pools reconciled side by side.
         leader_election: Whether to wait for a Lease first.
         resync_period_s: Seconds between full listings.
+        clock_speed: How many times faster than life the autoscaler lives, for simulated engines that do.
     """
 
     kubeconfig: str | None = None
@@ -60,6 +63,7 @@ class OperatorOptions:
     workers: int = 8
     leader_election: bool = False
     resync_period_s: float = PERIOD_S
+    clock_speed: float = 1.0
 
 
 async def run_operator(options: OperatorOptions) -> None:
@@ -107,6 +111,15 @@ class Operator:
         self._catalog = load_catalog()
         self._node_memory_bytes: dict[str, int] = {}
         self._collector = Collector(kube)
+        self._sources = Sources(Tokens(kube))
+        self._autoscaler = Autoscaler(
+            store=self._store,
+            reader=self._sources,
+            enqueue=self._queue.add,
+            metrics=metrics,
+            wall_clock_s=time.time,
+            clock_speed=options.clock_speed,
+        )
         self._resync = Resync(
             kube=kube,
             namespaces=options.namespaces,
@@ -155,13 +168,19 @@ class Operator:
                 "the API server does not know inferencepools.sglpool.io: install the CRD first, "
                 "`sglpool crd | kubectl apply --server-side -f -`"
             ) from error
-        async with EventRecorder(self._kube, instance=_instance()) as events, asyncio.TaskGroup() as group:
+        async with (
+            EventRecorder(self._kube, instance=_instance()) as events,
+            self._sources,
+            self._autoscaler,
+            asyncio.TaskGroup() as group,
+        ):
             watching = group.create_task(self._watch(), name="watch")
             await self._resync.run_once()
             listing = group.create_task(self._resync.run_for_ever(period_s=self._options.resync_period_s))
             await self._queue.run(workers=self._options.workers, handler=self._reconciler(events), stop=self._stop)
             listing.cancel()
-            await asyncio.wait({watching}, timeout=5)
+            # Stopped, kopf waits five seconds for tasks that it did not start, such as an open connection to /metrics;
+            # cancelled, it does not. Its own have nothing to finish: events only put keys on a queue that has ended.
             watching.cancel()
 
     async def _watch(self) -> None:
@@ -186,6 +205,7 @@ class Operator:
             catalog=self._catalog,
             node_memory_bytes=self._node_memory_bytes,
             collector=self._collector,
+            autoscaler=self._autoscaler,
             events=events,
             metrics=self._metrics,
             wall_clock_s=time.time,

@@ -6,7 +6,7 @@ store at once, so that the status written after the plan already knows it. Not h
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sglpool.api import names
 from sglpool.api.base import Manifest
@@ -82,6 +82,7 @@ class Outcome:
 
     Attributes:
         changes: One phrase per step that was carried out.
+        done: Those steps.
         blockers: Failures that the user has to cure.
         transient: The first failure that may pass by itself, None without one.
         look_again: Whether to plan again at once.
@@ -91,6 +92,7 @@ class Outcome:
     blockers: tuple[Blocker, ...]
     transient: KubeError | None
     look_again: bool
+    done: tuple[Step, ...] = field(default=(), compare=False)
 
 
 class Executor:
@@ -108,13 +110,16 @@ class Executor:
     async def run(self, pool: Pool, plan: Plan) -> Outcome:
         """Carry out a plan stage by stage; stop after the first stage in which something failed."""
         changes: list[str] = []
+        done: list[Step] = []
+        failures: list[BaseException] = []
         for stage in plan.stages:
             results = await asyncio.gather(*(self._step(pool, step) for step in stage), return_exceptions=True)
             changes += [result for result in results if isinstance(result, str) and result]
+            done += [step for step, result in zip(stage, results, strict=True) if isinstance(result, str) and result]
             failures = [result for result in results if isinstance(result, BaseException)]
             if failures:
-                return _outcome(changes, failures)
-        return Outcome(changes=tuple(changes), blockers=(), transient=None, look_again=False)
+                break
+        return _outcome(changes, done, failures)
 
     async def _step(self, pool: Pool, step: Step) -> str:
         """Do one step; a phrase for the log, empty when nothing had to be done."""
@@ -325,7 +330,7 @@ def _refuse_stranger(existing: Manifest, wanted: Manifest, pool: Pool) -> None:
         raise NameConflict({"kind": wanted["kind"], **existing})
 
 
-def _outcome(changes: Sequence[str], failures: Sequence[BaseException]) -> Outcome:
+def _outcome(changes: Sequence[str], done: Sequence[Step], failures: Sequence[BaseException]) -> Outcome:
     """Sort failures into what the user must cure, what passes, and bugs, which are raised."""
     blockers = []
     transient: KubeError | None = None
@@ -346,7 +351,13 @@ def _outcome(changes: Sequence[str], failures: Sequence[BaseException]) -> Outco
                 transient = transient or failure
             case _:
                 raise failure
-    return Outcome(changes=tuple(changes), blockers=tuple(blockers), transient=transient, look_again=look_again)
+    return Outcome(
+        changes=tuple(changes),
+        done=tuple(done),
+        blockers=tuple(blockers),
+        transient=transient,
+        look_again=look_again,
+    )
 
 
 def _phrase(step: Step) -> str:

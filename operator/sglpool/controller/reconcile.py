@@ -5,7 +5,7 @@ Level-triggered and idempotent: it may run at any time, any number of times. Not
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from sglpool.api.base import Manifest
 from sglpool.api.pool import Pool, parse_pool
 from sglpool.catalog import Catalog
+from sglpool.controller.autoscaler import Autoscaler
 from sglpool.controller.collect import Collector
 from sglpool.controller.execute import Executor
 from sglpool.controller.metrics import Metrics
@@ -20,9 +21,10 @@ from sglpool.controller.queue import Done, RequeueAfter, Retry
 from sglpool.controller.queue import Outcome as QueueOutcome
 from sglpool.controller.refusals import RefusalReader
 from sglpool.controller.store import PoolKey, Store
+from sglpool.controller.story import notes_of
 from sglpool.kube import EventRecorder, Forbidden, KubeError, KubePort, NotFound
 from sglpool.kube.resources import POOLS
-from sglpool.plan import Observed, make_plan
+from sglpool.plan import Observed, Step, make_plan
 from sglpool.plan.problems import deadline_s
 from sglpool.plan.status import make_status
 from sglpool.sizing.pools import size_pool
@@ -45,6 +47,7 @@ class Reconciler:
         catalog: Known models and GPU types.
         node_memory_bytes: Allocatable memory by GPU type, kept up to date by the resync.
         collector: Deletes ConfigMaps that nobody needs.
+        autoscaler: Knows the load of pools, and what size it asks for.
         events: Where warnings are posted.
         metrics: Figures of the operator.
         wall_clock_s: Unix time.
@@ -59,6 +62,7 @@ class Reconciler:
         catalog: Catalog,
         node_memory_bytes: Mapping[str, int],
         collector: Collector,
+        autoscaler: Autoscaler,
         events: EventRecorder,
         metrics: Metrics,
         wall_clock_s: Callable[[], float],
@@ -69,6 +73,7 @@ class Reconciler:
         self._catalog = catalog
         self._node_memory_bytes = node_memory_bytes
         self._collector = collector
+        self._autoscaler = autoscaler
         self._events = events
         self._metrics = metrics
         self._wall_clock_s = wall_clock_s
@@ -109,6 +114,7 @@ class Reconciler:
 
     async def _bring_forward(self, pool: Pool, manifest: Manifest) -> QueueOutcome:
         key = (pool.namespace, pool.name)
+        done: list[Step] = []
         for _ in range(MAX_PASSES):
             observed = self._store.observed(key, self._refusals.known(key))
             sized = size_pool(
@@ -117,14 +123,23 @@ class Reconciler:
                 node_memory_bytes=self._node_memory_bytes,
                 hicache_bytes={s.gpu_type: s.hicache_bytes for s in observed.statefulsets if s.hicache_bytes},
             )
-            plan = make_plan(pool, sized, observed)
+            self._autoscaler.follow(pool, sized, observed)
+            view, now_s = self._autoscaler.view(key), self._wall_clock_s()
+            plan = make_plan(pool, sized, observed, wanted=view.wanted, loads=view.loads, now_s=now_s)
             outcome = await self._executor.run(pool, plan)
+            done += outcome.done
             if not outcome.look_again:
                 break
         refusals, look_again_s = await self._refusals.read(pool, self._store.observed(key, {}))
         observed = self._store.observed(key, refusals)
+        # Once more: with what the plan marked, its load is read more often.
+        self._autoscaler.follow(pool, sized, observed)
         now_s = self._wall_clock_s()
-        status = make_status(pool, sized, observed, desired=plan.desired, blockers=outcome.blockers, now_s=now_s)
+        status = make_status(
+            pool, sized, observed, desired=plan.desired, blockers=outcome.blockers, now_s=now_s, told=view.told
+        )
+        for note in notes_of(pool.status, status, done, view.loads):
+            self._events.record(manifest, reason=note.reason, message=note.message, action=note.action)
         changes = [*outcome.changes, *await self._report(pool, manifest, status)]
         if not plan.steps:
             changes += await self._collector.run(pool)
@@ -134,18 +149,16 @@ class Reconciler:
             raise outcome.transient
         if outcome.look_again:
             return Retry()
-        return _next_look(pool, observed, blocked=bool(outcome.blockers), look_again_s=look_again_s, now_s=now_s)
+        waits = [look_again_s, plan.look_again_s, BLOCKED_RETRY_S if outcome.blockers else None]
+        return _next_look(pool, observed, waits, now_s=now_s)
 
     async def _report(self, pool: Pool, manifest: Manifest, status: Manifest) -> list[str]:
         """Write the status if it differs, and say aloud what went wrong anew."""
         self._metrics.observe_pool(pool, status)
-        if all(pool.status.get(field) == value for field, value in status.items()) and pool.status.keys() <= {
-            *status,
-            *_OTHERS_FIELDS,
-        }:
+        if pool.status == status:
             return []
-        removed = {field: None for field in pool.status.keys() - status.keys() - _OTHERS_FIELDS}
-        await self._kube.patch_status(POOLS, namespace=pool.namespace, name=pool.name, status={**status, **removed})
+        patch = _patch(pool.status, status)
+        await self._kube.patch_status(POOLS, namespace=pool.namespace, name=pool.name, status=patch)
         before = _ready(pool.status).get("reason", "Pending")
         ready = _ready(status)
         if ready["reason"] == before:
@@ -164,12 +177,19 @@ class Reconciler:
 
     def _forget(self, key: PoolKey) -> None:
         self._refusals.forget(key)
+        self._autoscaler.forget(key)
         self._store.forget_pool(key)
         self._metrics.forget_pool(key)
 
 
-_OTHERS_FIELDS = frozenset({"load"})
-"""Status fields that have another writer."""
+def _patch(stored: Manifest, wanted: Manifest) -> Manifest:
+    """A JSON merge patch that leaves exactly what is wanted: maps merge, so what goes must be said."""
+    patch: Manifest = {field: None for field in stored.keys() - wanted.keys()}
+    for field, value in wanted.items():
+        before = stored.get(field)
+        patch[field] = _patch(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+    return patch
+
 
 _CALM = frozenset({"Pending", "AllReplicasReady", "Parked", "ReplicasStarting", "RollingOut", "RouterStarting"})
 """Reasons of condition Ready that need nobody's attention."""
@@ -179,10 +199,8 @@ def _ready(status: Mapping[str, Any]) -> Manifest:
     return next((c for c in status.get("conditions") or () if c["type"] == "Ready"), {})
 
 
-def _next_look(
-    pool: Pool, observed: Observed, *, blocked: bool, look_again_s: float | None, now_s: float
-) -> QueueOutcome:
+def _next_look(pool: Pool, observed: Observed, waits: Sequence[float | None], *, now_s: float) -> QueueOutcome:
     """When time alone can change the answer: a deadline passes, Events arrive, a permission is granted."""
-    waits = [look_again_s, deadline_s(pool, observed.pods, now_s=now_s), BLOCKED_RETRY_S if blocked else None]
+    waits = [*waits, deadline_s(pool, observed.pods, now_s=now_s)]
     due = min((wait for wait in waits if wait is not None), default=None)
     return Done() if due is None else RequeueAfter(due)
