@@ -14,7 +14,18 @@ def write_certificate(folder: Path, name: str = "localhost") -> None:
     version = folder / f"..{next(_versions)}"
     version.mkdir(parents=True)
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-days", "2", "-subj", f"/CN={name}", "-keyout", "tls.key", "-out", "tls.crt"]
+    command += [
+        "-days",
+        "2",
+        "-subj",
+        f"/CN={name}",
+        "-addext",
+        f"subjectAltName=DNS:{name}",
+        "-keyout",
+        "tls.key",
+        "-out",
+        "tls.crt",
+    ]
     subprocess.run(command, cwd=version, check=True, capture_output=True, timeout=60)
     draft = folder / "..data_tmp"
     draft.symlink_to(version.name)

@@ -20,7 +20,15 @@ def binary() -> str | None:
 class StoreProcess:
     """One server on a port of its own; `with` starts and ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, password: str = "", tls_dir: Path | None = None) -> None:
+        """Choose a port; `start` starts it.
+
+        Args:
+            password: What clients have to send, if anything.
+            tls_dir: Folder with tls.crt and tls.key of localhost; plain TCP when absent.
+        """
+        self._password = password
+        self._tls_dir = tls_dir
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
@@ -30,7 +38,7 @@ class StoreProcess:
     @property
     def url(self) -> str:
         """For clients."""
-        return f"redis://127.0.0.1:{self.port}"
+        return f"rediss://localhost:{self.port}" if self._tls_dir else f"redis://127.0.0.1:{self.port}"
 
     def __enter__(self) -> StoreProcess:
         self.start()
@@ -44,10 +52,17 @@ class StoreProcess:
         """Start, and wait until it listens."""
         program = binary()
         assert program is not None, "no valkey-server or redis-server: see system-packages.txt"
-        argv = [program, "--bind", "127.0.0.1", "--port", str(self.port), "--save", "", "--appendonly", "no"]
+        argv = [program, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", *self._access()]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(argv, stdout=log, stderr=log, cwd=self._folder)
         wait_until(self._listens, timeout_s=15, describe=(self._folder / "log").read_text, interval_s=0.02)
+
+    def _access(self) -> list[str]:
+        access = ["--port", str(self.port)]
+        if self._tls_dir is not None:
+            files = ["--tls-cert-file", f"{self._tls_dir}/tls.crt", "--tls-key-file", f"{self._tls_dir}/tls.key"]
+            access = ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no", *files]
+        return [*access, "--requirepass", self._password] if self._password else access
 
     def _listens(self) -> bool:
         with socket.socket() as probe:

@@ -219,11 +219,9 @@ class PickerApp:
         # Only where there is a store: its client is a tenth of the picker's memory.
         from sglpool.picker.store import ValkeyStore, connect
 
-        password = None
-        if config.store_password_file is not None:
-            password = Path(config.store_password_file).read_text(encoding="utf-8").strip()
+        password_file = Path(config.store_password_file) if config.store_password_file is not None else None
         return ValkeyStore(
-            connect(config.store_url, password),
+            connect(config.store_url, password_file),
             pool_uid=config.pool_uid,
             router=self._options.pod_name,
             siblings=lambda: [pod.name for pod in self.fleet.siblings(self._options.pod_uid)],

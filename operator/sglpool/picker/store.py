@@ -12,10 +12,13 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 from redis.exceptions import RedisError
 
 from sglpool.picker.exchange import Exchange
@@ -87,6 +90,7 @@ class ValkeyStore:
         self._metrics = metrics
         self._exchange = Exchange(ledger, prefix=self._prefix, router=router)
         self._failures = 0
+        self._told = ""
         self._wanted: dict[ConversationKey, asyncio.Future[None]] = {}
         self._readers: set[asyncio.Task[None]] = set()
         self._waiting: OrderedDict[ConversationKey, str] = OrderedDict()
@@ -261,14 +265,19 @@ class ValkeyStore:
 
     def _succeeded(self) -> None:
         self._failures = 0
+        self._told = ""
 
     def _failed(self, problem: BaseException, *, for_sure: bool = False) -> None:
         self._metrics.store_errors.inc()
         self._failures += 1
         if self.available and (for_sure or self._failures >= OPEN_AFTER):
-            _LOG.warning("store: %s; going on with what this router knows", str(problem) or type(problem).__name__)
             self._set_available(False)
             self._exchange.hear_nobody()
+        reason = str(problem) or type(problem).__name__
+        if not self.available and reason != self._told:
+            # Also of one that has never answered: a wrong password looks like no store at all.
+            self._told = reason
+            _LOG.warning("store: %s; going on with what this router knows", reason)
 
     def _set_available(self, available: bool) -> None:
         self._ledger.state.store_available = available
@@ -284,14 +293,43 @@ def _heed_cancellation() -> None:
         raise asyncio.CancelledError
 
 
-def connect(url: str, password: str | None) -> redis.Redis:
+class _PasswordFile(CredentialProvider):
+    """The password that a mounted Secret holds when a connection is opened: one that was changed needs no restart."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def get_credentials(self) -> tuple[str]:
+        return (self._path.read_text(encoding="utf-8").strip(),)
+
+    async def get_credentials_async(self) -> tuple[str]:
+        return await asyncio.to_thread(self.get_credentials)
+
+
+def connect(url: str, password_file: Path | None, *, limit_s: float = CONNECT_LIMIT_S) -> redis.Redis:
     """A client that neither waits long nor tries again: the next heartbeat does."""
-    return redis.Redis.from_url(
+    client = redis.Redis.from_url(
         url,
-        password=password,
-        socket_connect_timeout=CONNECT_LIMIT_S,
+        credential_provider=_PasswordFile(password_file) if password_file is not None else None,
+        socket_connect_timeout=limit_s,
         socket_keepalive=True,
         max_connections=32,
         retry=Retry(NoBackoff(), 0),
         client_name="sglpool-router",
     )
+    _share_tls(client.connection_pool)
+    return client
+
+
+def _share_tls(pool: redis.ConnectionPool) -> None:
+    """Let all connections have one TLS context: making one reads all CAs of the system, and every pick would wait."""
+    if not issubclass(pool.connection_class, redis.SSLConnection):
+        return
+    shared = pool.make_connection().ssl_context  # type: ignore[no-untyped-call]
+
+    class Connection(redis.SSLConnection):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.ssl_context = shared
+
+    pool.connection_class = Connection
