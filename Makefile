@@ -2,7 +2,7 @@
 BIN := .venv/bin
 PYTEST_ARGS ?=
 
-.PHONY: demo test test-faults check crd crd-check fmt bootstrap clean bench-operator bench-router bench-sandbox bench-balance
+.PHONY: demo test test-core test-cluster test-faults check crd crd-check fmt bootstrap clean bench-operator bench-router bench-sandbox bench-balance
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -14,8 +14,17 @@ bootstrap:
 demo: bootstrap ## Bring up a control plane with fake GPU nodes and watch a pool live and die on it
 	@$(BIN)/sglpool sandbox demo
 
+# Tests that need a cluster mostly wait for it, so they and the others share two cores. A ring's output comes at its end.
+CLUSTER_TESTS := tests/controlplane tests/kind tests/sandbox/cluster tests/sandbox/router
+
 test: check ## Everything that runs without a container engine
-	$(BIN)/pytest $(PYTEST_ARGS)
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target test-core test-cluster
+
+test-core: bootstrap ## The tests of `make test` that need no cluster
+	$(BIN)/pytest $(PYTEST_ARGS) $(addprefix --ignore=,$(CLUSTER_TESTS))
+
+test-cluster: bootstrap ## The tests of `make test` on a real control plane
+	$(BIN)/pytest $(PYTEST_ARGS) $(CLUSTER_TESTS)
 
 test-faults: bootstrap ## What each fault of a router costs in streams and warm homes; on a quiet machine
 	$(BIN)/pytest -m faults tests/sandbox/router $(PYTEST_ARGS)
