@@ -8,7 +8,6 @@
 Decided from what is: the same signals and memory give the same answer. Not here: reading anything, and carrying it out.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sglpool.scaling import demand, moves, text
@@ -99,20 +98,25 @@ def _act(now: _Situation) -> tuple[Reason, Move, Memory]:
 
 
 def _grow(now: _Situation) -> tuple[Reason, Move, Memory]:
-    size = moves.total(now.found)
-    period_s = slowest_start_s(now.found) / 2
-    budget, growth = moves.growth_budget(now.memory.growth, size, period_s, now.now_s)
+    budget, growth = _budget(now)
     move = moves.grow(now.policy, now.found, now.asked.requests, budget)
     if not move.changed:
         # What is needed beyond the capacity comes back with every tick, but nothing was used of the budget.
         return move.limit or Reason.WITHIN_TARGET, move, now.memory
+    return _why_grow(now, move), move, _grown(now.memory, growth, move)
+
+
+def _budget(now: _Situation) -> tuple[int, tuple[float, int, int]]:
+    period_s = slowest_start_s(now.found) / 2
+    return moves.growth_budget(now.memory.growth, moves.total(now.found), period_s, now.now_s)
+
+
+def _grown(memory: Memory, growth: tuple[float, int, int], move: Move) -> Memory:
     begin_s, then, added = growth
-    memory = replace(
-        now.memory,
-        growth=(begin_s, then, added + move.changed),
-        spilled=_more(now.memory.spilled, move.passed_by),
-    )
-    return _why_grow(now, move), move, memory
+    spilled = {
+        name: memory.spilled.get(name, 0) + move.passed_by.get(name, 0) for name in {**memory.spilled, **move.passed_by}
+    }
+    return replace(memory, growth=(begin_s, then, added + move.changed), spilled=spilled)
 
 
 def _why_grow(now: _Situation, move: Move) -> Reason:
@@ -155,15 +159,11 @@ def _come_back(now: _Situation) -> tuple[Reason, Move, Memory]:
     last_s = now.memory.last_return_s
     if last_s is not None and now.now_s - last_s < now.window_s:
         return Reason.WITHIN_TARGET, stay, now.memory
-    move = moves.come_back(now.policy, now.found)
+    budget, growth = _budget(now)
+    move = moves.come_back(now.policy, now.found) if budget else None
     if move is None:
         return Reason.WITHIN_TARGET, stay, now.memory
-    memory = replace(now.memory, last_return_s=now.now_s, spilled=_more(now.memory.spilled, move.passed_by))
-    return Reason.RETURNING, move, memory
-
-
-def _more(spilled: Mapping[str, int], more: Mapping[str, int]) -> Mapping[str, int]:
-    return spilled if not more else {**spilled, **{name: spilled.get(name, 0) + count for name, count in more.items()}}
+    return Reason.RETURNING, move, replace(_grown(now.memory, growth, move), last_return_s=now.now_s)
 
 
 def _keep(policy: Policy, signals: Signals, memory: Memory, wrong: str, now_s: float) -> tuple[Decision, Memory]:
