@@ -49,6 +49,12 @@ def test_a_reading_of_a_pool() -> None:
     assert (replica.in_flight, replica.kv_used_tokens, replica.conversations) == (2, 10, 3)
 
 
+def test_targets_outlive_a_status_that_does_not_say() -> None:
+    infeasible = {"metadata": {}, "status": {"gpus": [{"type": "B200", "desired": 2, "ready": 2}]}}
+    assert sample_of(0.0, infeasible, [], frozenset(), [], targets={"B200": 4}).capacity == 8
+    assert sample_of(0.0, POOL, [], frozenset(), [], targets={"B200": 9}).capacity == 8
+
+
 def test_several_routers_add_up_and_the_fresher_poll_counts() -> None:
     states = [
         state(view("uid-p-b200-0", in_flight=1, kv_used_tokens=11, last_poll_age_s=3)),

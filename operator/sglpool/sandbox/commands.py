@@ -33,6 +33,7 @@ for command in (logs, endpoint, chat, fault):
     app.command()(command)
 
 DEFAULT_SAMPLE = Path("manifests/samples/kimi-k2.6-coder.yaml")
+DEFAULT_REPORT = Path(".sandbox/demo-report.html")
 DEFAULT_SPEED = 20.0
 
 
@@ -119,12 +120,13 @@ def fetch() -> None:
 def demo(
     sample: Annotated[Path, typer.Option("--sample", help="The pool to show.")] = DEFAULT_SAMPLE,
     folder: Folder = Path(".sandbox-demo"),
+    report: Annotated[Path, typer.Option("--report", help="Where the report goes, one HTML page.")] = DEFAULT_REPORT,
 ) -> None:
-    """Tell a pool's life on a real control plane: create, scale, bad changes, delete. Nothing stays running."""
+    """Tell a pool's life on a real control plane, under load; nothing stays running, and a report tells it again."""
     with told_plainly():
         if not sample.exists():
             raise SandboxError(f"there is no {sample}; run this in the project's folder, or name a pool with --sample")
-        Demo(folder, sample, Console()).run()
+        Demo(folder, sample, report, Console()).run()
 
 
 def _summary(sandbox: Sandbox, *, seconds: float) -> None:

@@ -11,6 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from sglpool.api import names
@@ -51,6 +52,7 @@ class Recorder:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._samples: list[Sample] = []
+        self._targets: dict[str, int] = {}
         self._events: dict[str, Event] = {}
         self._old: frozenset[str] | None = None
         self.missed = 0
@@ -103,7 +105,9 @@ class Recorder:
         )["items"]
         lost = lost_nodes(self._api.get(NODES)["items"])
         states = [state for pod in pods if (state := _router_state(pod)) is not None]
-        self._samples.append(sample_of(at_s, pools[0], pods, lost, states, sessions=self._sessions()))
+        sample = sample_of(at_s, pools[0], pods, lost, states, sessions=self._sessions(), targets=dict(self._targets))
+        self._targets |= {gpu.type: gpu.target for gpu in sample.types}
+        self._samples.append(sample)
         if len(self._samples) > MOST_SAMPLES:
             del self._samples[1::2]
 
@@ -133,6 +137,7 @@ def sample_of(
     states: Sequence[Mapping[str, Any]],
     *,
     sessions: int = 0,
+    targets: Mapping[str, int] = MappingProxyType({}),
 ) -> Sample:
     """One reading from what the API server and the routers said.
 
@@ -143,6 +148,8 @@ def sample_of(
         lost: Nodes that are not Ready.
         states: What its routers answered.
         sessions: Agent sessions that the demo keeps going.
+        targets: Running requests of a replica by GPU type, as far as known, for a status that does not say: a change
+            that is not carried out leaves what runs as it was.
     """
     status = pool.get("status") or {}
     autoscaling = status.get("autoscaling") or {}
@@ -153,7 +160,7 @@ def sample_of(
         replicas=tuple(
             _replica(pod, lost, states) for pod in sorted(engines, key=lambda pod: str(pod["metadata"]["name"]))
         ),
-        types=tuple(_gpu_type(gpu) for gpu in status.get("gpus", ())),
+        types=tuple(_gpu_type(gpu, targets) for gpu in status.get("gpus", ())),
         sessions=sessions,
         in_flight=sum(int(state["in_flight"]) for state in states) if states else None,
         reason=ready.get("reason", ""),
@@ -188,11 +195,10 @@ def event_of(at_s: float, event: Manifest) -> Event:
     )
 
 
-def _gpu_type(gpu: Mapping[str, Any]) -> GpuType:
-    capacity = gpu.get("capacity") or {}
-    return GpuType(
-        type=gpu["type"], wanted=gpu["desired"], ready=gpu["ready"], target=capacity.get("targetRunningRequests", 0)
-    )
+def _gpu_type(gpu: Mapping[str, Any], targets: Mapping[str, int]) -> GpuType:
+    kind = gpu["type"]
+    said = (gpu.get("capacity") or {}).get("targetRunningRequests")
+    return GpuType(type=kind, wanted=gpu["desired"], ready=gpu["ready"], target=said or targets.get(kind, 0))
 
 
 def _replica(pod: Manifest, lost: frozenset[str], states: Sequence[Mapping[str, Any]]) -> Replica:

@@ -1,0 +1,123 @@
+"""Chapters of a pool under load: agents work, a session is thick, the pool grows, a node is lost, the pool shrinks.
+
+Every wait has a limit and a sentence for when it passes. Not here: the agents themselves (`traffic`).
+"""
+
+from __future__ import annotations
+
+from sglpool.sandbox.demo_pool import FEWEST, MOST
+from sglpool.sandbox.demo_scene import POOL, READY_S, SPEED, Scene
+from sglpool.sandbox.errors import SandboxError
+from sglpool.sandbox.nodes import start_node, stop_node
+from sglpool.sandbox.report_data import Replica, Sample, State
+from sglpool.sandbox.traffic import Mix
+
+LOST_S = 240.0
+MIX = Mix(speed=SPEED, output_factor=12.0)
+"""Answers twelve times as long as real ones: as many requests in flight from a twelfth of the requests a second."""
+FEW, MANY = 4, 10
+THICK = 6
+
+
+def work(scene: Scene) -> None:
+    """A few sessions, until enough was answered to speak of it."""
+    scene.stage.title(f"{FEW} coding agents work")
+    scene.stage.say(
+        "Sessions with the statistics of real ones: contexts that grow turn by turn, pauses while tools run, "
+        "compactions. Only their answers are longer, so that this machine can carry as many at once."
+    )
+    scene.show.chapter(f"{FEW} agent sessions begin")
+    since_s = scene.show.now_s()
+    agents = scene.agents()
+    agents.aim(FEW)
+    scene.stage.until(
+        lambda: len(scene.show.requests(since_s)) >= 10 * FEW, "hardly a request was answered", limit_s=60
+    )
+    scene.stage.say(scene.show.line())
+
+
+def thick(scene: Scene) -> None:
+    """One session with many conversations at once."""
+    scene.stage.title(f"A thick session: one agent with {THICK} helpers at once")
+    scene.stage.say("Its conversations are spread, each with a replica of its own choice; the session is not.")
+    scene.show.chapter(f"A thick session of {THICK} conversations")
+    agents = scene.agents()
+    agents.aim(1)
+    agents.thick(THICK)
+    scene.stage.hold(8)
+    scene.stage.sglpool("router", "show", POOL)
+    agents.thick(0)
+
+
+def grow(scene: Scene) -> None:
+    """More sessions than the pool was made for, and more replicas."""
+    scene.stage.title(f"{MANY} agents: the pool grows")
+    scene.show.chapter(f"{MANY} agent sessions")
+    scene.agents().aim(MANY)
+    scene.stage.hold(5)
+    scene.stage.kubectl("scale", f"sglpool/{POOL}", f"--replicas={MOST}")
+    scene.show.chapter(f"Scaled to {MOST} replicas")
+    scene.stage.until(scene.show.seen(lambda now: now.ready >= MOST), "the new replicas are not ready", limit_s=READY_S)
+    scene.show.chapter(f"Ready with {MOST} replicas")
+    scene.stage.kubectl("get", "pods", "-o", "wide")
+    scene.stage.hold(10)
+    scene.stage.sglpool("router", "show", POOL)
+
+
+def lose(scene: Scene) -> None:
+    """Cut a node's power and wait until its replica is replaced on another one."""
+    node, lost = victim(scene.show.now)
+    scene.stage.title(f"A node is lost: {node}, with {', '.join(lost)} on it")
+    scene.stage.typed(f"sglpool sandbox node stop {node}")
+    before_s = scene.show.now_s()
+    scene.show.chapter(f"Node {node} loses its power")
+    stop_node(scene.api, node)
+    scene.stage.say(
+        "Its processes are gone at once. The router sees that by the next request or poll, and its conversations "
+        "find new homes; Kubernetes calls the node NotReady 20 s later."
+    )
+    scene.stage.until(scene.show.seen(lambda now: _on(now, node, State.LOST)), "the node is not NotReady", limit_s=60)
+    cut = sum(bool(request.problem) for request in scene.show.requests(before_s))
+    scene.stage.say(f"{cut} requests were cut, all of them under way on the lost node.")
+    scene.stage.typed(f"sglpool sandbox node start {node}")
+    scene.show.chapter(f"Node {node} comes back")
+    start_node(scene.api, node)
+    scene.stage.until(
+        scene.show.seen(lambda now: now.ready >= now.wanted), "the lost replica is not back", limit_s=LOST_S
+    )
+    scene.show.chapter(f"Ready with {scene.show.now.ready} replicas again")
+    scene.stage.kubectl("get", "pods", "-o", "wide")
+
+
+def shrink(scene: Scene) -> None:
+    """Few sessions, and fewer replicas."""
+    scene.stage.title("The agents go home: the pool shrinks")
+    scene.show.chapter(f"{FEW // 2} agent sessions are left")
+    scene.agents().aim(FEW // 2)
+    scene.stage.hold(5)
+    scene.stage.kubectl("scale", f"sglpool/{POOL}", f"--replicas={FEWEST}")
+    scene.show.chapter(f"Scaled to {FEWEST} replicas")
+    scene.stage.until(
+        scene.show.seen(lambda now: len(now.replicas) == FEWEST),
+        "replicas that are not wanted are still there",
+        limit_s=READY_S,
+    )
+    scene.show.chapter(f"{FEWEST} replicas are left")
+    scene.stage.hold(5)
+
+
+def victim(now: Sample) -> tuple[str, list[str]]:
+    """The node to lose and the replicas on it: as few as possible, and of those that have as much to do as possible."""
+    by_node: dict[str, list[Replica]] = {}
+    for replica in now.replicas:
+        if replica.state is State.SERVING:
+            by_node.setdefault(replica.node, []).append(replica)
+    if len(by_node) < 2:
+        raise SandboxError("all replicas are on one node: losing it would lose the pool")
+    node = min(sorted(by_node), key=lambda name: (len(by_node[name]), -sum(r.conversations for r in by_node[name])))
+    return node, [replica.pod for replica in by_node[node]]
+
+
+def _on(now: Sample, node: str, state: State | None = None) -> bool:
+    """Whether a replica is on the node, in this state if one is named."""
+    return any(replica.node == node and state in (None, replica.state) for replica in now.replicas)
