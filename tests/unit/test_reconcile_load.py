@@ -163,6 +163,7 @@ class Operator:
                 self.asked.clear()
                 await self.reconcile(KEY)
                 self.be_ready()
+                await self.reconcile(KEY)  # as the watch of those pods asks for
             await asyncio.sleep(INTERVAL_S)
 
 
