@@ -216,15 +216,18 @@ class Sandbox:
         )
         processes = control_plane(layout, agent=state["speed"] is not None)
         if state.get("operator"):
-            processes.append(operator_process(self.folder, port=layout.ports["operator"]))
+            processes.append(self._operator_process(port=layout.ports["operator"]))
         return processes
+
+    def _operator_process(self, *, port: int) -> Process:
+        return operator_process(self.folder, port=port, speed=max(1.0, self.speed or 1.0))
 
     def _start_operator(self) -> None:
         """Install the CRD and run the operator as one more process of this sandbox."""
         self.api.apply(_CRD, build_crd())
         _wait_until(lambda: self._lacks(_POOLS), limit_s=SETTLE_LIMIT_S)
         self._write_state(self._state() | {"operator": True})
-        process = operator_process(self.folder, port=self._state()["ports"]["operator"])
+        process = self._operator_process(port=self._state()["ports"]["operator"])
         self._processes.start(process)
         self._processes.wait_ready(process)
 

@@ -223,9 +223,10 @@ def node_agent(folder: Path) -> Process:
     return _process(NODE_AGENT, command, home=folder, ready=ready)
 
 
-def operator_process(folder: Path, *, port: int) -> Process:
-    """The operator, as a process beside the cluster."""
+def operator_process(folder: Path, *, port: int, speed: float) -> Process:
+    """The operator, as a process beside the cluster, whose autoscaler lives as fast as the engines."""
     command: list[str | Path] = [sys.executable, "-m", "sglpool", "operator", "--bind", f"127.0.0.1:{port}"]
+    command += ["--clock-speed", str(speed)]
     process = _process("operator", command, home=folder, ready=_serves(f"http://127.0.0.1:{port}/readyz"))
     return replace(process, env={**process.env, "KUBECONFIG": str(folder / "kubeconfig")})
 
