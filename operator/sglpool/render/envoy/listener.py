@@ -1,7 +1,7 @@
 """The listener of the serving API, as data of a file that Envoy watches.
 
 The way of a request: no headers of ours from outside, its length as a header, the API key, the body's limit, the
-conversation's key, the picker, an engine. Not here: the bootstrap around it.
+conversation's key, the picker, or what it said the last time, an engine. Not here: the bootstrap around it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from sglpool.render.envoy import replies, routes
 from sglpool.render.envoy.bootstrap import TLS_FILE, TLS_SECRET
-from sglpool.render.envoy.luascript import source
+from sglpool.render.envoy.luascript import remembering, source
 from sglpool.render.envoy.shape import BUFFER_BYTES, RouterShape
 from sglpool.routing import pickerconfig as names
 
@@ -28,6 +28,8 @@ _TO_PICKER = (
 )
 _OURS = (*_FROM_PICKER, names.HEADER_KEY_SESSION, names.HEADER_KEY_CONVERSATION, names.HEADER_LENGTH)
 """Headers that mean something inside the router, and that nobody outside may set."""
+
+_REMEMBER = {"name": "remember"}
 
 
 def listener(shape: RouterShape, api_keys: Mapping[str, str]) -> dict[str, Any]:
@@ -89,6 +91,7 @@ def _filters(shape: RouterShape, api_keys: Mapping[str, str]) -> Sequence[dict[s
     )
     filters.append(_filter("lua", "lua.v3.Lua", default_source_code={"inline_string": source()}))
     filters.append(_picker())
+    filters.append(_filter("lua", "lua.v3.Lua", default_source_code={"inline_string": remembering()}) | _REMEMBER)
     filters.append(_filter("router", "router.v3.Router", suppress_envoy_headers=True))
     return filters
 
@@ -126,7 +129,7 @@ def _says(header: str, value: str) -> dict[str, Any]:
 
 
 def _picker() -> dict[str, Any]:
-    """Ask the picker; without its answer in time the request goes on, and the ring hash decides."""
+    """Ask the picker; without its answer in time the request goes on: to where it was last, else the ring decides."""
     return _filter(
         "ext_authz",
         "ext_authz.v3.ExtAuthz",
