@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from sglpool.picker.store import ValkeyStore
 
 TURN_S = 1.0
-SAVE_S = 10.0
+SAVE_S = 2.0
 KEYS_S = 2.0
 EDS_SETTLE_S = 0.02
 FIRST_READINGS_S = 1.0
