@@ -12,7 +12,7 @@ import pytest
 from sglpool.api import names
 from sglpool.api.pool import Pool
 from sglpool.controller.autoscaler import DRAIN_INTERVAL_S, FIXED_INTERVAL_S, INTERVAL_S, SHOW_S, Autoscaler
-from sglpool.controller.loadview import ROUTER_PATIENCE_S, Subject, load_of, signals_of, target_of
+from sglpool.controller.loadview import FIRST_POLL_S, ROUTER_PATIENCE_S, Subject, load_of, signals_of, target_of
 from sglpool.controller.metrics import Metrics
 from sglpool.controller.store import PoolKey, Store
 from sglpool.plan import Observed
@@ -466,7 +466,7 @@ def test_the_autoscaler_is_asked_about_every_ready_replica_read_or_not():
         observed_pod(4, owner_uid="somebody else"),
     )
     found = reading(3.0, replicas={"pod-B200-0": replica(in_flight=3, age_s=1.0)})
-    asked = signals_of(subject(), observed(*pods), found, waited_s=2.0, scaled=lambda s: s * 10)
+    asked = signals_of(subject(), observed(*pods), found, now_s=NOW_S, waited_s=2.0, scaled=lambda s: s * 10)
     assert [(one.uid, one.age_s, one.running) for one in asked.replicas] == [
         ("pod-B200-0", 3.0, 3.0),
         ("pod-B200-1", None, 0.0),
@@ -476,6 +476,16 @@ def test_the_autoscaler_is_asked_about_every_ready_replica_read_or_not():
     (starting,) = state.starting
     assert (starting.ordinal, starting.since_s, starting.unschedulable_since_s) == (2, 50.0, 50.0)
     assert (asked.in_flight, asked.age_s, asked.has_router) == (3.0, 2.0, True)
+
+
+@pytest.mark.parametrize(
+    ("ready_for_s", "read", "ready"), [(1.0, False, 0), (1.0, True, 1), (FIRST_POLL_S, False, 1), (-30.0, False, 1)]
+)
+def test_a_replica_that_was_not_polled_yet_still_starts(ready_for_s, read, ready):
+    pod = observed_pod(0, unready_since_s=NOW_S - ready_for_s)
+    found = reading(replicas={pod.uid: replica()} if read else {})
+    asked = signals_of(subject(), observed(pod), found, now_s=NOW_S, waited_s=0.0, scaled=lambda s: s)
+    assert (asked.types[0].ready, len(asked.types[0].starting), len(asked.replicas)) == (ready, 1 - ready, ready)
 
 
 def test_the_sum_over_some_routers_is_not_the_pools_load():
@@ -489,5 +499,7 @@ def test_without_a_router_the_load_is_that_of_ready_replicas():
     both = {"pod-B200-0": replica(in_flight=2, kv_used_tokens=500), "pod-B200-1": replica(in_flight=9)}
     found = load_of(subject(routed=False), observed(*pods), reading(11.0, replicas=both))
     assert (found.running_requests, found.kv_utilization_percent) == (2, 50)
-    asked = signals_of(subject(routed=False), observed(*pods), reading(11.0), waited_s=0.0, scaled=lambda s: s)
+    asked = signals_of(
+        subject(routed=False), observed(*pods), reading(11.0), now_s=NOW_S, waited_s=0.0, scaled=lambda s: s
+    )
     assert (asked.in_flight, asked.has_router) == (None, False)

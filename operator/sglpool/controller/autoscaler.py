@@ -203,15 +203,16 @@ class Autoscaler:
         if policy is None or observed is None or reading is None:
             followed.decision = None
             return
+        wall_s = self._wall_clock_s()
         signals = signals_of(
             followed.subject,
             observed,
             reading,
+            now_s=wall_s,
             waited_s=self._now_s() - followed.read_at_s,
             scaled=self._scaled,
         )
-        now_s = self._scaled(self._wall_clock_s())
-        followed.decision, followed.memory = decide(policy, signals, followed.memory, now_s)
+        followed.decision, followed.memory = decide(policy, signals, followed.memory, self._scaled(wall_s))
         self._metrics.decisions.labels(str(followed.decision.reason)).inc()
 
     def _tell(self, followed: _Followed, *, at_once: bool = False) -> None:

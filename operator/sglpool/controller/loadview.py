@@ -16,6 +16,8 @@ from sglpool.scaling import Policy, ReplicaSample, Signals, StartingReplica, Typ
 from sglpool.signals import Endpoint, PrometheusAt, Reading, Target
 from sglpool.sizing.pools import SizedGPU
 
+FIRST_POLL_S = 10.0
+"""A replica that became ready less than this ago and was not read yet has not been polled yet: it still starts."""
 ROUTER_PATIENCE_S = 600.0
 """A router that has been unready for so long has no requests that anybody could wait for."""
 
@@ -88,7 +90,13 @@ def _engine(pod: ObservedPod) -> Endpoint:
 
 
 def signals_of(
-    subject: Subject, observed: Observed, reading: Reading, *, waited_s: float, scaled: Callable[[float], float]
+    subject: Subject,
+    observed: Observed,
+    reading: Reading,
+    *,
+    now_s: float,
+    waited_s: float,
+    scaled: Callable[[float], float],
 ) -> Signals:
     """What `decide` is asked.
 
@@ -96,6 +104,7 @@ def signals_of(
         subject: The pool.
         observed: Its objects as they were when it was read.
         reading: The reading.
+        now_s: Unix time.
         waited_s: Time since the reading.
         scaled: From Unix time to the time that the autoscaler lives in.
     """
@@ -103,10 +112,13 @@ def signals_of(
     uids = {s.uid for s in observed.statefulsets if s.owner_uid == subject.uid}
     pods = [pod for pod in observed.pods if pod.owner_uid in uids]
     sizes = {s.gpu_type: s.replicas for s in observed.statefulsets if s.uid in uids}
+    serving = frozenset(pod.uid for pod in pods if _serves(pod, reading, now_s))
     return Signals(
         in_flight=reading.in_flight if subject.routed else None,
-        types=tuple(_type_state(one.type, sizes, pods, scaled) for one in policy.types) if policy is not None else (),
-        replicas=tuple(_sample(pod, reading, waited_s) for pod in pods if pod.ready),
+        types=tuple(_type_state(one.type, sizes, pods, serving, scaled) for one in policy.types)
+        if policy is not None
+        else (),
+        replicas=tuple(_sample(pod, reading, waited_s) for pod in pods if pod.uid in serving),
         has_router=subject.routed,
         refused_conversations=reading.refused_conversations,
         queued=sum(one.queued for pod in pods if pod.ready and (one := reading.measured.get(pod.uid))),
@@ -116,8 +128,16 @@ def signals_of(
     )
 
 
+def _serves(pod: ObservedPod, reading: Reading, now_s: float) -> bool:
+    return pod.ready and (pod.uid in reading.measured or not 0 <= now_s - pod.unready_since_s < FIRST_POLL_S)
+
+
 def _type_state(
-    gpu_type: str, sizes: Mapping[str, int], pods: Iterable[ObservedPod], scaled: Callable[[float], float]
+    gpu_type: str,
+    sizes: Mapping[str, int],
+    pods: Iterable[ObservedPod],
+    serving: frozenset[str],
+    scaled: Callable[[float], float],
 ) -> TypeState:
     mine = [pod for pod in pods if pod.gpu_type == gpu_type]
     starting = tuple(
@@ -128,10 +148,13 @@ def _type_state(
             unschedulable_since_s=scaled(pod.unready_since_s) if pod.unschedulable and not pod.node else None,
         )
         for pod in mine
-        if not (pod.ready or pod.terminating)
+        if not (pod.uid in serving or pod.terminating)
     )
     return TypeState(
-        type=gpu_type, replicas=sizes.get(gpu_type, 0), ready=sum(pod.ready for pod in mine), starting=starting
+        type=gpu_type,
+        replicas=sizes.get(gpu_type, 0),
+        ready=sum(pod.uid in serving for pod in mine),
+        starting=starting,
     )
 
 
