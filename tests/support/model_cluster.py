@@ -210,10 +210,10 @@ class ModelCluster:
         """Of the wanted replicas, those that we took or are about to take are few."""
         for current in self.statefulsets.values():
             wanted = min(plan.desired.get(current.gpu_type, 0), current.replicas)
-            own = {p.name: p for p in self._named(current.name) if p.ordinal < wanted}
-            away = {n for n, p in own.items() if p.draining and p.ready and not p.terminating}
-            away |= {n for n in self.taken if n.rpartition("-")[0] == current.name and names.ordinal_of(n) < wanted}
-            assert len(away) <= max(self.max_unavailable, len(self.taken & own.keys())), f"{away} are away"
+            own = [p for p in self._named(current.name) if p.ordinal < wanted]
+            draining = {p.name for p in own if p.draining and p.ready and not p.terminating}
+            taken = {n for n in self.taken if n.rpartition("-")[0] == current.name and names.ordinal_of(n) < wanted}
+            assert len(draining | taken) <= max(self.max_unavailable, len(taken)), f"{draining | taken} are away"
 
     def _may_be_ended(self, pod: ModelPod) -> bool:
         """Whether it serves nobody, or had its time to drain."""

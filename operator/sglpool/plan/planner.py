@@ -72,7 +72,13 @@ class _Scene:
 
     def case(self, current: ObservedStatefulSet, wanted: int) -> Case:
         """A StatefulSet of ours and what is wanted of it."""
-        pods = [pod for pod in self.observed.pods_of(current.gpu_type) if pod.owner_uid == current.uid]
+        # Its controller will adopt orphans of its names, and end those beyond its size.
+        adopts = {f"{current.name}-{ordinal}" for ordinal in range(current.replicas)}
+        pods = [
+            pod
+            for pod in self.observed.pods_of(current.gpu_type)
+            if pod.owner_uid == current.uid or (not pod.owner_uid and pod.name in adopts)
+        ]
         return Case(
             current=current,
             wanted=wanted,
@@ -123,8 +129,7 @@ def make_plan(
     stages: list[list[Step]] = []
     for one in sized:
         _side_by_side(stages, _plan_type(scene, one))
-    if may_render:
-        _side_by_side(stages, _removed_types(scene))
+    _side_by_side(stages, _removed_types(scene))
     if may_render or current:
         _side_by_side(stages, [_children(pool, observed)])
         _side_by_side(stages, router_steps(pool, sized, observed))
@@ -248,7 +253,10 @@ def _immutable_differs(manifest: Manifest, current: ObservedStatefulSet) -> bool
 
 
 def _removed_types(scene: _Scene) -> list[list[Step]]:
-    """Stages for types that left the spec: their StatefulSets are emptied and deleted, and so are pods without one."""
+    """Stages for types that left the spec: their StatefulSets are emptied and deleted, and so are pods without one.
+
+    While the spec cannot be carried out they stay as they are.
+    """
     pool, observed = scene.pool, scene.observed
     wanted = {names.statefulset_name(pool.name, gpu.type) for gpu in pool.spec.gpus}
     reason = "its GPU type left the spec"
@@ -256,7 +264,9 @@ def _removed_types(scene: _Scene) -> list[list[Step]]:
     for current in observed.statefulsets:
         if current.owner_uid != pool.uid or current.name in wanted:
             continue
-        if current.replicas == 0 or scene.at.loads is None:
+        if not scene.may_render:
+            _side_by_side(stages, settle(scene.case(current, current.replicas)))
+        elif current.replicas == 0 or scene.at.loads is None:
             gone = DeleteObject(kind="StatefulSet", name=current.name, uid=current.uid, reason=reason)
             _side_by_side(stages, [[gone]])
         else:
@@ -268,7 +278,8 @@ def _removed_types(scene: _Scene) -> list[list[Step]]:
         and (owner := names.statefulset_name(pool.name, p.gpu_type)) not in wanted
         and p.name == f"{owner}-{p.ordinal}"
     ]
-    _side_by_side(stages, [orphans])
+    if scene.may_render:
+        _side_by_side(stages, [orphans])
     return stages
 
 

@@ -49,7 +49,9 @@ def desired_replicas(
         held = {gpu.type: current.get(gpu.type, 0) for gpu in spec.gpus}
         existing = [gpu for gpu in spec.gpus if gpu.type in current]
         total = sum(current.values())
-        return _resize(held, _wanted_total(spec, total) - total, existing)
+        change = _wanted_total(spec, total) - total
+        left = total - sum(held.values())  # types that are not in the spec any more are the first to be too many
+        return _resize(held, change if change > 0 else min(change + left, 0), existing)
     if spec.autoscaling is None:
         return split_in_order(spec.replicas or 0, spec.gpus)
     wanted = {**current, **(decided or {})}

@@ -152,7 +152,9 @@ def _sort(
 ) -> _Ordinals:
     own = {pod.ordinal: pod for pod in pods if pod.owner_uid == statefulset.uid}
     ready = {ordinal for ordinal, pod in own.items() if pod.ready} - away
-    lost = {ordinal for ordinal, pod in own.items() if in_trouble(pod)}
+    known = {statefulset.current_revision, statefulset.update_revision}
+    # One on an abandoned revision is replaced, and comes back on the one that worked before.
+    lost = {o for o, pod in own.items() if in_trouble(pod) and (o >= statefulset.partition or pod.revision in known)}
     if refused:
         lost |= set(range(statefulset.replicas)) - own.keys()
     return _Ordinals(
