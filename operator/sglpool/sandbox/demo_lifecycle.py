@@ -11,7 +11,7 @@ import yaml
 
 from sglpool.sandbox.chat import Reply, Turn, stream_chat
 from sglpool.sandbox.demo_conversation import first_turn, tool_result
-from sglpool.sandbox.demo_pool import FEWEST
+from sglpool.sandbox.demo_pool import FEWEST, FIRST_TYPE_MOST, MOST
 from sglpool.sandbox.demo_scene import POOL, READY_S, SPEED, Scene, relative
 from sglpool.sandbox.errors import SandboxError
 
@@ -20,9 +20,12 @@ DELETED_S = 120.0
 
 def create(scene: Scene, pool: dict[str, Any]) -> None:
     """Apply the pool and wait until it is Ready."""
-    scene.stage.title("Apply a pool: Kimi K2.6 on four B200s a replica, two replicas")
+    scene.stage.title(f"Apply a pool: Kimi K2.6 on four B200s a replica, {FEWEST} to {MOST} replicas")
     manifest = scene.folder / "run" / "pool.yaml"
     manifest.write_text(yaml.safe_dump(pool, sort_keys=False))
+    scene.stage.say(
+        f"The sample of the project, but autoscaled: at most {FIRST_TYPE_MOST} replicas on B200, the others on B300."
+    )
     scene.show.chapter("The pool is applied")
     scene.stage.kubectl("apply", "-f", relative(manifest))
     scene.stage.say(

@@ -5,18 +5,19 @@ Every wait has a limit and a sentence for when it passes. Not here: the agents t
 
 from __future__ import annotations
 
-from sglpool.sandbox.demo_pool import FEWEST, MOST
+from sglpool.sandbox.demo_pool import DRAIN_TIMEOUT, FEWEST, MOST
 from sglpool.sandbox.demo_scene import POOL, READY_S, SPEED, Scene
 from sglpool.sandbox.errors import SandboxError
 from sglpool.sandbox.nodes import start_node, stop_node
 from sglpool.sandbox.report_data import Replica, Sample, State
 from sglpool.sandbox.traffic import Mix
 
-LOST_S = 240.0
+GROW_S, LOST_S, SHRINK_S = 90.0, 240.0, 240.0
+SETTLE_S = 8.0
 MIX = Mix(speed=SPEED, output_factor=12.0)
 """Answers twelve times as long as real ones: as many requests in flight from a twelfth of the requests a second."""
-FEW, MANY = 4, 10
-THICK = 6
+FEW, MANY, THICK, LAST = 3, 5, 6, 1
+EVENTS = "REASON:.reason,MESSAGE:.message"
 
 
 def work(scene: Scene) -> None:
@@ -36,31 +37,29 @@ def work(scene: Scene) -> None:
     scene.stage.say(scene.show.line())
 
 
-def thick(scene: Scene) -> None:
-    """One session with many conversations at once."""
-    scene.stage.title(f"A thick session: one agent with {THICK} helpers at once")
-    scene.stage.say("Its conversations are spread, each with a replica of its own choice; the session is not.")
-    scene.show.chapter(f"A thick session of {THICK} conversations")
-    agents = scene.agents()
-    agents.aim(1)
-    agents.thick(THICK)
-    scene.stage.hold(8)
-    scene.stage.sglpool("router", "show", POOL)
-    agents.thick(0)
-
-
 def grow(scene: Scene) -> None:
-    """More sessions than the pool was made for, and more replicas."""
-    scene.stage.title(f"{MANY} agents: the pool grows")
-    scene.show.chapter(f"{MANY} agent sessions")
-    scene.agents().aim(MANY)
-    scene.stage.hold(5)
-    scene.stage.kubectl("scale", f"sglpool/{POOL}", f"--replicas={MOST}")
-    scene.show.chapter(f"Scaled to {MOST} replicas")
-    scene.stage.until(scene.show.seen(lambda now: now.ready >= MOST), "the new replicas are not ready", limit_s=READY_S)
+    """More work than the pool was made for, most of it one session's, until more replicas are Ready."""
+    scene.stage.title(f"{MANY} agents, and a thick session: one more with {THICK} conversations at once")
+    scene.stage.say("The thick session's conversations are spread, each with a home of its own. The pool has to grow.")
+    scene.show.chapter(f"{MANY} agent sessions and a thick one of {THICK} conversations")
+    agents = scene.agents()
+    agents.aim(MANY)
+    agents.thick(THICK)
+    scene.stage.until(
+        scene.show.seen(lambda now: (now.decided or 0) > FEWEST),
+        "the autoscaler wants no more replicas",
+        limit_s=GROW_S,
+    )
+    scene.show.chapter(f"The autoscaler wants {scene.show.now.decided}: {scene.show.now.why}")
+    scene.stage.kubectl("get", "sglpool")
+    scene.stage.say(scene.show.now.because)
+    scene.stage.sglpool("router", "show", POOL)
+    scene.stage.until(
+        scene.show.seen(lambda now: now.ready >= MOST), f"there are no {MOST} replicas ready", limit_s=READY_S
+    )
     scene.show.chapter(f"Ready with {MOST} replicas")
     scene.stage.kubectl("get", "pods", "-o", "wide")
-    scene.stage.hold(10)
+    scene.stage.hold(SETTLE_S)
     scene.stage.sglpool("router", "show", POOL)
 
 
@@ -90,20 +89,33 @@ def lose(scene: Scene) -> None:
 
 
 def shrink(scene: Scene) -> None:
-    """Few sessions, and fewer replicas."""
+    """Little work, until the replicas that are too many have been emptied and are gone."""
     scene.stage.title("The agents go home: the pool shrinks")
-    scene.show.chapter(f"{FEW // 2} agent sessions are left")
-    scene.agents().aim(FEW // 2)
-    scene.stage.hold(5)
-    scene.stage.kubectl("scale", f"sglpool/{POOL}", f"--replicas={FEWEST}")
-    scene.show.chapter(f"Scaled to {FEWEST} replicas")
+    scene.stage.say(
+        "Not at once: the load has to be low for a quarter of an hour of the autoscaler's time. Then replicas are "
+        f"marked as draining. Their conversations leave at their own pauses, the last of them after {DRAIN_TIMEOUT}."
+    )
+    scene.show.chapter("One agent session is left")
+    agents = scene.agents()
+    agents.aim(LAST)
+    agents.thick(0)
+    scene.stage.until(
+        scene.show.seen(lambda now: any(replica.state is State.DRAINING for replica in now.replicas)),
+        "no replica is draining",
+        limit_s=SHRINK_S,
+    )
+    scene.show.chapter(f"The autoscaler wants {scene.show.now.decided}: {scene.show.now.why}")
+    scene.stage.kubectl("get", "sglpool")
+    scene.stage.say(scene.show.now.because)
+    scene.stage.sglpool("router", "show", POOL)
     scene.stage.until(
         scene.show.seen(lambda now: len(now.replicas) == FEWEST),
         "replicas that are not wanted are still there",
-        limit_s=READY_S,
+        limit_s=SHRINK_S,
     )
     scene.show.chapter(f"{FEWEST} replicas are left")
-    scene.stage.hold(5)
+    scene.stage.kubectl("get", "sglpool")
+    scene.stage.kubectl("get", "events", f"--field-selector=involvedObject.name={POOL}", f"-o=custom-columns={EVENTS}")
 
 
 def victim(now: Sample) -> tuple[str, list[str]]:

@@ -1,4 +1,4 @@
-"""The pool of the demo: the sample, made smaller so that one machine can play it.
+"""The pool of the demo: the sample, but autoscaled, and made smaller so that one machine can play it.
 
 Not here: the sample itself, which is a file that users copy.
 """
@@ -17,7 +17,7 @@ FEWEST, MOST = 2, 4
 FIRST_TYPE_MOST = 3
 TARGET = 3
 """Running requests of a replica; so few that the two cores of a small machine can play four of them."""
-DRAIN_TIMEOUT = "20s"
+DRAIN_TIMEOUT = "15s"
 
 Manifest = dict[str, Any]
 
@@ -41,7 +41,9 @@ def demo_pool(sample: Path) -> Manifest:
 
 def shrink(manifest: Manifest) -> Manifest:
     """The same pool with the demo's sizes."""
-    spec = {**manifest["spec"], "replicas": FEWEST, "rollout": {"drainTimeout": DRAIN_TIMEOUT}}
+    spec = {**manifest["spec"], "rollout": {"drainTimeout": DRAIN_TIMEOUT}}
+    spec.pop("replicas", None)
+    spec["autoscaling"] = {"minReplicas": FEWEST, "maxReplicas": MOST}
     first, *others = spec["gpus"]
     spec["gpus"] = [
         {**first, "maxReplicas": FIRST_TYPE_MOST, "targetRunningRequests": TARGET},
