@@ -30,6 +30,10 @@ install() {
 if [ -n "${CI:-}" ] && ! command -v chromium-headless-shell chromium chromium-browser google-chrome >/dev/null; then
   install chromium-headless-shell
 fi
+# Nor is a Prometheus needed by anything but a test that skips without one.
+if [ -n "${CI:-}" ] && ! command -v prometheus >/dev/null; then
+  install prometheus
+fi
 
 if command -v uv >/dev/null; then
   uv sync --quiet --frozen --extra sandbox --extra router --group dev
