@@ -13,7 +13,7 @@ from sglpool.sandbox import report_svg as svg
 from sglpool.sandbox.report import render
 from sglpool.sandbox.report_charts import pods, stretches
 from sglpool.sandbox.report_data import Chapter, Event, GpuType, Recording, Replica, Request, Sample, State
-from sglpool.sandbox.report_figures import decisions, hit_rate, percentile, totals, windows
+from sglpool.sandbox.report_figures import Failure, decisions, failures, hit_rate, percentile, totals, windows
 
 
 def replica(pod: str = "p-b200-0", state: State = State.SERVING, **more: object) -> Replica:
@@ -92,6 +92,31 @@ def test_decisions_are_changes_with_the_reason_of_their_moment() -> None:
         (3, 2, 4, "Up"),
     ]
     assert [item.why for item in decisions([sample(1, wanted=2)])] == ["Fixed"]
+
+
+def test_failures_are_counted_by_what_went_wrong() -> None:
+    requests = [Request(at_s=at_s, problem=why) for at_s, why in ((5, "b"), (1, ""), (9, "b"), (3, "a"))]
+    assert failures(requests) == [
+        Failure(problem="b", count=2, first_s=5, last_s=9),
+        Failure(problem="a", count=1, first_s=3, last_s=3),
+    ]
+
+
+def test_the_page_says_nothing_about_failures_where_there_are_none() -> None:
+    assert "Failed requests" not in render(full())
+    assert "Failed requests" in render(recording(requests=(Request(at_s=1, problem="status 503"),)))
+
+
+def test_events_are_about_the_pool_or_name_what_they_are_about() -> None:
+    events = (
+        Event(at_s=1, about="InferencePool coder", reason="A", message=""),
+        Event(at_s=2, about="Pod coder-b200-0", reason="B", message=""),
+        Event(at_s=3, about="Node b200-0", reason="C", message=""),
+    )
+    words = " ".join(Page(render(recording(events=events))).words)
+    assert "0:01 the pool A" in words
+    assert "0:02 pod b200-0 B" in words
+    assert "0:03 node b200-0 C" in words
 
 
 def test_totals_count_replicas_from_the_first_ready_one_on() -> None:

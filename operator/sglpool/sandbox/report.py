@@ -14,7 +14,16 @@ from importlib import resources
 from sglpool.sandbox import report_charts as charts
 from sglpool.sandbox import report_svg as svg
 from sglpool.sandbox.report_data import Event, Recording, Sample, State
-from sglpool.sandbox.report_figures import Decision, Totals, Window, decisions, totals, windows
+from sglpool.sandbox.report_figures import (
+    Decision,
+    Failure,
+    Totals,
+    Window,
+    decisions,
+    failures,
+    totals,
+    windows,
+)
 
 MOST_EVENTS = 120
 UNKNOWN = "–"
@@ -40,8 +49,9 @@ def render(recording: Recording) -> str:
         _kv(recording, axis),
         _latency(recording, axis, found),
         _hits(recording, axis, found),
+        _failures(failures(recording.requests)),
         _decisions(decisions(recording.samples)),
-        _events(recording.events),
+        _events(recording),
         _figures(recording, found),
     ]
     title = f"A pool's life: {recording.pool}"
@@ -158,16 +168,38 @@ def _decisions(found: Sequence[Decision]) -> str:
     return _section("Decisions", "How many replicas the pool wanted, and why, as its status said it.", table)
 
 
-def _events(events: Sequence[Event]) -> str:
-    shown = events[:MOST_EVENTS]
+def _failures(found: Sequence[Failure]) -> str:
+    if not found:
+        return ""
     rows = [
-        f'<tr><td class="time">{svg.clock(item.at_s)}</td><td>{escape(item.about)}</td>'
+        f'<tr><td class="figure">{item.count}</td><td class="word">{escape(item.problem)}</td>'
+        f'<td class="time">{svg.clock(item.first_s)}</td><td class="time">{svg.clock(item.last_s)}</td></tr>'
+        for item in found
+    ]
+    head = '<th class="figure">requests</th><th>what the client saw</th><th>first sent</th><th>last sent</th>'
+    return _section("Failed requests", "An agent whose request fails goes on with its next one.", _table(head, rows))
+
+
+def _events(recording: Recording) -> str:
+    shown = recording.events[:MOST_EVENTS]
+    rows = [
+        f'<tr><td class="time">{svg.clock(item.at_s)}</td><td>{escape(_about(item, recording.pool))}</td>'
         f'<td class="word{" warning" if item.warning else ""}">{escape(item.reason)}</td>'
         f"<td>{escape(item.message)}{f' ({item.count} times)' if item.count > 1 else ''}</td></tr>"
         for item in shown
     ]
-    text = f"What Kubernetes recorded about the pool and the nodes; a warning is red. {len(shown)} of {len(events)}."
-    return _section("Events", text, _table("<th>time</th><th>object</th><th>reason</th><th>in words</th>", rows))
+    text = "What Kubernetes recorded about the pool and the nodes; a warning is red."
+    if len(shown) < len(recording.events):
+        text += f" The first {len(shown)} of {len(recording.events)}."
+    return _section("Events", text, _table("<th>time</th><th>about</th><th>reason</th><th>in words</th>", rows))
+
+
+def _about(event: Event, pool: str) -> str:
+    """The object of an event, without the pool's name, which is everywhere."""
+    kind, _, name = event.about.partition(" ")
+    if name == pool:
+        return "the pool"
+    return f"{kind.lower()} {name.removeprefix(pool + '-')}"
 
 
 def _figures(recording: Recording, found: Sequence[Window]) -> str:

@@ -58,6 +58,23 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Requests that failed in the same way.
+
+    Attributes:
+        problem: Why, in a few words.
+        count: How many.
+        first_s: When the first of them was sent.
+        last_s: When the last of them was sent.
+    """
+
+    problem: str
+    count: int
+    first_s: float
+    last_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
     """Figures of the whole run.
 
@@ -130,6 +147,19 @@ def decisions(samples: Sequence[Sample]) -> list[Decision]:
             found.append(Decision(at_s=sample.at_s, before=before, after=after, why=why, because=because))
             before = after
     return found
+
+
+def failures(requests: Iterable[Request]) -> list[Failure]:
+    """Failed requests by what went wrong, the most frequent first."""
+    sent_s: dict[str, list[float]] = {}
+    for request in requests:
+        if request.problem:
+            sent_s.setdefault(request.problem, []).append(request.at_s)
+    found = [
+        Failure(problem=problem, count=len(at_s), first_s=min(at_s), last_s=max(at_s))
+        for problem, at_s in sent_s.items()
+    ]
+    return sorted(found, key=lambda failure: (-failure.count, failure.problem))
 
 
 def totals(recording: Recording) -> Totals:
