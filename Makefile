@@ -2,7 +2,7 @@
 BIN := .venv/bin
 PYTEST_ARGS ?=
 
-.PHONY: demo test test-core test-cluster test-faults check crd crd-check fmt bootstrap clean bench-operator bench-router bench-sandbox bench-balance
+.PHONY: demo test test-core test-cluster test-faults check crd crd-check fmt bootstrap clean bench-operator bench-router bench-sandbox bench-balance bench-autoscaler
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -55,6 +55,9 @@ bench-sandbox: bootstrap ## Measure the simulated engine, sixteen replicas on tw
 
 bench-balance: bootstrap ## Simulate the routing policy and its peers: balance, cache hits, latency
 	$(BIN)/python -m benchmarks.balance
+
+bench-autoscaler: bootstrap ## Simulate days of the autoscaler beside the formulas of HPA and Knative's KPA
+	$(BIN)/python -m benchmarks.autoscaler
 
 bench-router: bootstrap ## Measure the router beside SMG and Envoy alone
 	$(BIN)/python -m benchmarks.router
