@@ -59,16 +59,21 @@ class Prometheus:
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[EngineProcess]:
+def program() -> str:
+    found = shutil.which("prometheus", path=os.environ.get("PROMETHEUS_BIN", os.environ.get("PATH")))
+    if found is None:
+        pytest.skip("no Prometheus here: `apt-get install prometheus` brings one, or PROMETHEUS_BIN names its folder")
+    return found
+
+
+@pytest.fixture
+def engine(program: str, tmp_path: Path) -> Iterator[EngineProcess]:
     with EngineProcess(tmp_path / "engine") as engine:
         yield engine.wait_ready()
 
 
 @pytest.fixture
-def prometheus(engine: EngineProcess, tmp_path: Path) -> Iterator[Prometheus]:
-    program = shutil.which("prometheus", path=os.environ.get("PROMETHEUS_BIN", os.environ.get("PATH")))
-    if program is None:
-        pytest.skip("no Prometheus here: `apt-get install prometheus` brings one, or PROMETHEUS_BIN names its folder")
+def prometheus(program: str, engine: EngineProcess, tmp_path: Path) -> Iterator[Prometheus]:
     found = Prometheus(program, tmp_path, engine, namespace="ns", pod="p-b200-0")
     wait_until(found.is_ready, timeout_s=60, describe=lambda: found.log.read_text())
     yield found
