@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from sglpool.routing.estimate import MIN_MISSES
+from sglpool.routing.estimate import MIN_MISSES, note_prefill
+from sglpool.routing.load import prefill_wait_s
 from sglpool.routing.policy import lapse, pick, release
 from sglpool.routing.state import MIXED_PICKS, RoutingState
 from sglpool.routing.types import DEFAULT_CONFIG, ConversationKey, Decision, Outcome, PickRequest, Replica, Rule
@@ -13,6 +14,8 @@ from sglpool.routing.types import DEFAULT_CONFIG, ConversationKey, Decision, Out
 KEY = ConversationKey("session", "main")
 LONG = 400_000
 """Bytes of a request of 100k tokens."""
+SHORT = 400
+"""The same of one that takes no time to read."""
 
 
 class Pool:
@@ -99,11 +102,11 @@ def test_a_crowded_session_looks_for_another_replica() -> None:
     pool = Pool("a", "b")
     pool.replicas["b"].healthy = False
     for n in range(4):
-        pool.pick(key=ConversationKey("fat", f"agent{n}"))
+        pool.pick(SHORT, key=ConversationKey("fat", f"agent{n}"))
     pool.replicas["b"].healthy = True
     pool.replicas["b"].others_in_flight = 5
-    assert pool.pick(key=ConversationKey("fat", "another")).home == "b"
-    assert pool.pick(key=ConversationKey("slim", "")).home == "a"
+    assert pool.pick(SHORT, key=ConversationKey("fat", "another")).home == "b"
+    assert pool.pick(SHORT, key=ConversationKey("slim", "")).home == "a"
 
 
 def test_a_session_of_many_conversations_spreads() -> None:
@@ -126,10 +129,10 @@ def test_a_heavier_replica_takes_more() -> None:
 def test_a_new_replica_ramps_up() -> None:
     pool = Pool("old", "new")
     pool.replicas["new"].ready_since_s = pool.now_s
-    early = [pool.pick(key=ConversationKey(f"s{n}", "")).home for n in range(10)]
+    early = [pool.pick(SHORT, key=ConversationKey(f"s{n}", "")).home for n in range(10)]
     assert early.count("new") == 1
     pool.now_s += DEFAULT_CONFIG.ramp_s
-    later = [pool.pick(key=ConversationKey(f"t{n}", "")).home for n in range(8)]
+    later = [pool.pick(SHORT, key=ConversationKey(f"t{n}", "")).home for n in range(8)]
     assert later == ["new"] * 8
 
 
@@ -351,6 +354,7 @@ def test_a_replica_that_many_will_come_back_to_is_no_place_to_move_to() -> None:
     lapse(pool.state, pool.replicas, KEY, "a", pool.now_s)
     assert pool.pick(40_000).rule is Rule.STAY
     pool.now_s += DEFAULT_CONFIG.idle_pending_s
+    note_prefill(pool.state, pool.replicas["b"], 0, pool.now_s)
     assert pool.pick(40_000).rule is Rule.SPILL
 
 
@@ -408,11 +412,11 @@ def test_a_miss_right_after_a_turn_says_nothing_about_residency() -> None:
 
 def test_spill_is_priced_by_the_prefill_it_costs() -> None:
     pool = Pool("a", "b")
-    pool.settle("a", 320_000)  # 80,000 tokens: 4.4 s anew, worth a difference of 8.8.
-    pool.replicas["a"].others_in_flight = 8
+    pool.settle("a", 320_000)  # 80,000 tokens: 4.4 s anew, worth a difference of 11.
+    pool.replicas["a"].others_in_flight = 10
     decision = pool.pick(320_000)
     assert decision.rule is Rule.STAY
-    pool.replicas["a"].others_in_flight = 9
+    pool.replicas["a"].others_in_flight = 11
     decision = pool.pick(320_000)
     assert (decision.rule, decision.home, decision.moved, decision.forced) == (Rule.SPILL, "b", True, False)
     assert decision.inputs["migration_s"] == pytest.approx(4.4, rel=0.05)
@@ -424,7 +428,7 @@ def test_what_all_prompts_share_need_not_be_computed_anew() -> None:
         pool.turn(80_000, ConversationKey(f"s{number}", ""), cached_tokens=15_000, finish="stop")
     assert pool.state.shared_tokens == pytest.approx(15_000, rel=0.05)
     pool.settle("a", 320_000)
-    pool.replicas["a"].others_in_flight = 8
+    pool.replicas["a"].others_in_flight = 10
     decision = pool.pick(320_000)
     assert decision.rule is Rule.SPILL
     assert decision.inputs["migration_s"] == pytest.approx(3.9, rel=0.05)
@@ -435,6 +439,69 @@ def test_a_cached_prefix_of_a_known_conversation_says_nothing_about_what_all_sha
     pool.turn(80_000, cached_tokens=0)
     pool.turn(80_000, cached_tokens=19_000)
     assert pool.state.shared_tokens == 0
+
+
+def test_new_conversations_stay_away_from_a_replica_that_reads_a_long_prompt() -> None:
+    pool = Pool("a", "b")
+    pool.replicas["b"].others_in_flight = 1
+    note_prefill(pool.state, pool.replicas["a"], 100_000, pool.now_s)
+    assert pool.pick().home == "b"
+    # What has been sent counts until a poll says how much of it is left.
+    assert pool.pick(key=ConversationKey("second", "")).home == "a"
+    assert pool.pick(key=ConversationKey("third", "")).home == "b"
+    pool.now_s += 60.0
+    assert prefill_wait_s(pool.replicas["a"], pool.now_s) == 0
+
+
+def test_a_poll_says_what_is_left_to_prefill() -> None:
+    pool = Pool("a")
+    pool.pick()
+    assert prefill_wait_s(pool.replicas["a"], pool.now_s) == pytest.approx(6.25, rel=0.05)
+    note_prefill(pool.state, pool.replicas["a"], 50_000, pool.now_s)
+    assert 1.5 < prefill_wait_s(pool.replicas["a"], pool.now_s) < 3.5
+    note_prefill(pool.state, pool.replicas["a"], 0, pool.now_s)
+    assert prefill_wait_s(pool.replicas["a"], pool.now_s) == 0
+
+
+def test_a_warm_turn_hardly_adds_to_the_prefill_of_its_home() -> None:
+    pool = Pool("a")
+    pool.settle("a")
+    note_prefill(pool.state, pool.replicas["a"], 0, pool.now_s)
+    pool.pick(LONG + 4000)
+    assert 0 < prefill_wait_s(pool.replicas["a"], pool.now_s) < 0.2
+
+
+def test_a_short_conversation_does_not_wait_behind_a_long_prompt() -> None:
+    pool = Pool("a", "b")
+    pool.settle("a", 80_000)
+    pool.state.spill_tokens = 0.0
+    note_prefill(pool.state, pool.replicas["a"], 100_000, pool.now_s)
+    assert pool.pick(80_000).rule is Rule.STAY
+    pool.release("a", 80_000)
+    pool.state.spill_tokens = 1.0
+    decision = pool.pick(80_000)
+    assert (decision.home, decision.second, decision.rule) == ("b", "a", Rule.SPILL)
+    assert decision.inputs["saved_s"] == pytest.approx(6.25, rel=0.1)
+    assert pool.state.spill_tokens < 1.0
+
+
+@pytest.mark.parametrize(("waiting_tokens", "there_tokens"), [(60_000, 0), (100_000, 60_000)])
+def test_a_wait_that_is_short_or_no_longer_than_elsewhere_is_no_reason_to_leave(
+    waiting_tokens: int, there_tokens: int
+) -> None:
+    pool = Pool("a", "b")
+    pool.settle("a", 80_000)
+    note_prefill(pool.state, pool.replicas["a"], waiting_tokens, pool.now_s)
+    note_prefill(pool.state, pool.replicas["b"], there_tokens, pool.now_s)
+    assert pool.pick(80_000).rule is Rule.STAY
+
+
+def test_a_long_conversation_waits_rather_than_computing_itself_anew() -> None:
+    pool = Pool("a", "b")
+    pool.settle("a")
+    note_prefill(pool.state, pool.replicas["a"], 150_000, pool.now_s)
+    assert prefill_wait_s(pool.replicas["a"], pool.now_s) > 10
+    assert pool.pick().rule is Rule.STAY
 
 
 def test_what_other_routers_wait_for_counts_too() -> None:
@@ -468,9 +535,9 @@ def test_a_short_conversation_spills_from_a_difference_of_four() -> None:
 def test_a_long_warm_conversation_practically_never_spills() -> None:
     pool = Pool("a", "b")
     pool.settle("a")
-    pool.replicas["a"].others_in_flight = 12
+    pool.replicas["a"].others_in_flight = 15
     assert pool.pick().rule is Rule.STAY
-    pool.replicas["a"].others_in_flight = 13
+    pool.replicas["a"].others_in_flight = 16
     assert pool.pick().rule is Rule.SPILL
 
 

@@ -23,6 +23,7 @@ class Figures:
         ttft_p50_s: time to the first token, retries included.
         ttft_p99_s: the same, of the slowest hundredth.
         warm_ttft_p99_s: the same among requests most of whose prompt could be cached.
+        alone_p99_s: the slowest hundredth of prompts if each were computed alone and where its cache is: a floor.
         requests_per_s: requests that ended.
         requests: requests that ended after the warm-up.
         moved_share: requests that came to another replica than the one before of their conversation.
@@ -42,6 +43,7 @@ class Figures:
     ttft_p50_s: float
     ttft_p99_s: float
     warm_ttft_p99_s: float
+    alone_p99_s: float
     requests_per_s: float
     requests: int
     moved_share: float
@@ -68,6 +70,7 @@ class Tally:
         samples: loads, once a second.
         ttfts_s: times to the first token.
         warm_ttfts_s: those of requests most of whose prompt could be cached.
+        alone_s: prefill times of prompts computed alone, with perfect affinity.
         prompt_tokens: of requests that ended.
         cached_tokens: of these, found cached.
         bound_tokens: of these, cached with perfect affinity.
@@ -81,6 +84,7 @@ class Tally:
     samples: list[Sample] = field(default_factory=list)
     ttfts_s: list[float] = field(default_factory=list)
     warm_ttfts_s: list[float] = field(default_factory=list)
+    alone_s: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
     bound_tokens: int = 0
@@ -107,6 +111,7 @@ class Tally:
             ttft_p50_s=_rank(ttfts_s, 0.50),
             ttft_p99_s=_rank(ttfts_s, 0.99),
             warm_ttft_p99_s=_rank(sorted(self.warm_ttfts_s), 0.99),
+            alone_p99_s=_rank(sorted(self.alone_s), 0.99),
             requests_per_s=len(ttfts_s) / seconds,
             requests=len(ttfts_s),
             moved_share=self.moved / ended,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from sglpool.enginemodel.records import Load
 from sglpool.lab.store import Store
 from sglpool.routing.baselines import Pick
+from sglpool.routing.estimate import note_prefill
 from sglpool.routing.policy import release
 from sglpool.routing.state import RoutingState
 from sglpool.routing.types import ConversationKey, Decision, Outcome, PickRequest, PolicyConfig, Replica
@@ -108,6 +109,7 @@ class Router:
         if published.total_prefill_busy_us > 0:
             rate = published.total_prefill_uncached_tokens / published.total_prefill_busy_us * 1e6
             replica.prefill_tokens_per_s = rate
+        note_prefill(self.state, replica, published.waiting_uncached_tokens, now_s)
 
     def tell(self, now_s: float) -> Told:
         """What it tells other routers."""

@@ -264,7 +264,9 @@ class Simulator:
             tally.warm_ttfts_s.append(ttft_s)
         tally.prompt_tokens += finished.prompt_tokens
         tally.cached_tokens += cached_tokens
-        tally.bound_tokens += min(turn.kept_tokens, finished.prompt_tokens - 1) // page * page
+        bound_tokens = min(turn.kept_tokens, finished.prompt_tokens - 1) // page * page
+        tally.bound_tokens += bound_tokens
+        tally.alone_s.append(self.scenario.engine.rates.prefill_s(finished.prompt_tokens - bound_tokens, bound_tokens))
 
     # Engines.
 

@@ -16,6 +16,7 @@ import aiohttp
 from sglpool.picker.fleet import Fleet, Member
 from sglpool.picker.ledger import Ledger
 from sglpool.picker.metrics import Metrics
+from sglpool.routing.estimate import note_prefill
 
 PERIOD_S = 1.0
 LIMIT_S = 3.0
@@ -32,6 +33,7 @@ class BadAnswer(Exception):
 class Loads:
     """One answer, summed over the engine's data-parallel ranks."""
 
+    ranks: int
     running: int
     waiting: int
     waiting_uncached_tokens: int
@@ -69,6 +71,7 @@ def parse_loads(body: Mapping[str, Any]) -> Loads:
         if not ranks:
             raise BadAnswer("/v1/loads: no rank in it")
         return Loads(
+            ranks=len(ranks),
             running=_sum(ranks, "num_running_reqs"),
             waiting=_sum(ranks, "num_waiting_reqs"),
             waiting_uncached_tokens=_sum(ranks, "num_waiting_uncached_tokens", optional=True),
@@ -155,6 +158,7 @@ class Polls:
         replica.kv_total_tokens = loads.total_tokens
         replica.prefilling = loads.prefilling
         replica.prefill_tokens_per_s = loads.prefill_tokens_per_s
+        note_prefill(self._ledger.state, replica, loads.waiting_uncached_tokens // loads.ranks, replica.polled_at_s)
         if replica.refused and loads.waiting < self._room_below:
             replica.refused = False
         member.queued = loads.waiting

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from sglpool.picker.fleet import Fleet, Member
 from sglpool.picker.ledger import Ledger
-from sglpool.routing.load import load
+from sglpool.routing.load import load, prefill_wait_s
 from sglpool.routing.state import Conversation
 
 IDLE_S = 60.0
@@ -79,6 +79,7 @@ class Views:
             "kv_used_tokens": replica.kv_used_tokens,
             "kv_total_tokens": replica.kv_total_tokens,
             "prefill_tokens_per_s": replica.prefill_tokens_per_s,
+            "prefill_wait_s": round(prefill_wait_s(replica, now_s), 3),
             "conversations": self._ledger.state.homed(replica.uid),
             "idle": in_flight == 0 and not member.engine_busy and replica.uid not in recent,
             "missed_polls": member.missed_polls,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from sglpool.routing import estimate
-from sglpool.routing.load import can_take, load, weight
+from sglpool.routing.load import can_take, load, prefill_wait_s, weight
 from sglpool.routing.records import Holder
 from sglpool.routing.state import Conversation, RoutingState
 from sglpool.routing.types import PickRequest, PolicyConfig, Randomness, Replica
@@ -24,7 +24,8 @@ class Candidate(NamedTuple):
     Attributes:
         replica: the replica.
         score: its level, higher while it is new: whoever has to go somewhere goes to the lowest.
-        level: load, conversations about to come back, KV and the session's own crowd there, over its full weight.
+        level: load, conversations about to come back, KV, prefill still to be done and the session's own crowd there,
+            over its full weight.
         pressure: its load over its full weight: by the difference of two, a conversation leaves its home or stays.
     """
 
@@ -103,6 +104,7 @@ def _scored(s: Situation, replica: Replica, requests: float) -> Candidate:
     tally = s.state.tallies.get(uid)
     returning = replica.others_pending + (tally.pending if tally is not None else 0)
     burden = requests + config.idle_weight * returning + config.kv_weight * used + max(0, crowd)
+    burden += config.prefill_weight * prefill_wait_s(replica, s.now_s)
     full = replica.weight
     return Candidate(replica, burden / weight(replica, s.now_s, config), burden / full, requests / full)
 
@@ -199,9 +201,21 @@ def migration_s(s: Situation, replica: Replica, held_tokens: float, lost_tokens:
     return estimate.prefill_s(s.state, replica, max(held_tokens, lost_tokens), held_tokens)
 
 
+def prefill_s(s: Situation, replica: Replica) -> float:
+    """Return the seconds of prefill that this request is expected to cost a replica."""
+    held_tokens = s.warm if replica is s.home else held_on(s, replica.uid)
+    shared_tokens = min(s.state.shared_tokens, s.prompt)
+    return estimate.prefill_s(s.state, replica, s.prompt, max(held_tokens, shared_tokens))
+
+
 def spill_difference(config: PolicyConfig, seconds: float) -> float:
     """Return the difference of loads from which a conversation leaves warm KV worth that many seconds."""
     return max(config.spill_min_difference, config.spill_per_migration_s * seconds)
+
+
+def spill_wait_s(config: PolicyConfig, seconds: float) -> float:
+    """Return the difference of waits from which a conversation leaves warm KV worth that many seconds."""
+    return max(config.spill_min_wait_s, config.spill_wait_per_migration_s * seconds)
 
 
 def any_other(s: Situation, without: Replica) -> Replica | None:

@@ -102,6 +102,14 @@ def prefill_s(state: RoutingState, replica: Replica, tokens: float, warm: float)
     return anew / first_rate * (1.0 + (warm + anew / 2) / doubles)
 
 
+def note_prefill(state: RoutingState, replica: Replica, uncached_tokens: int, now_s: float) -> None:
+    """Take from a poll what a replica still has to compute.
+
+    It replaces what this router made of its own requests: of a history that was rewritten, only the engine knows.
+    """
+    replica.prefill_until_s = now_s + prefill_s(state, replica, uncached_tokens, 0.0)
+
+
 def learn(state: RoutingState, conversation: Conversation | None, outcome: Outcome, now_s: float) -> None:
     """Take from a response what it says: the ratio of tokens to bytes, what the replica holds now, and evictions."""
     if outcome.prompt_tokens is not None and outcome.prompt_tokens > 0 and outcome.body_bytes > 0:

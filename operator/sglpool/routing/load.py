@@ -26,6 +26,11 @@ def load(replica: Replica, now_s: float) -> float:
     return float(max(known, 0))
 
 
+def prefill_wait_s(replica: Replica, now_s: float) -> float:
+    """Return how long a prompt would wait there for those before it, as far as this router can guess."""
+    return max(0.0, replica.prefill_until_s - now_s)
+
+
 def weight(replica: Replica, now_s: float, config: PolicyConfig) -> float:
     """Return a replica's capacity now: a new one ramps up, since its first prefills compile and find no cache."""
     age_s = now_s - replica.ready_since_s

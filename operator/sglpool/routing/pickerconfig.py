@@ -100,7 +100,8 @@ class PickerConfig:
         prefill_tokens_per_s: Prefill rate of a replica that has not shown its own yet.
         policy: Overrides of the policy's constants, by their names in `routing.types.PolicyConfig`.
         store_url: `redis://` URL of the shared memory of homes; empty: in process.
-        store_password_file: File with its password; None: none, or in the URL.
+        store_password_file: File with its password; None: none.
+        store_ca_file: File with the CA of its certificate; None: the system's.
         routers: Number of router pods, 0 when unknown.
         shared_dir: Folder shared with Envoy.
         api_keys_dir: Mounted Secret whose values are API keys; None: no authentication.
@@ -123,6 +124,7 @@ class PickerConfig:
     policy: Mapping[str, float] = field(default_factory=dict)
     store_url: str = ""
     store_password_file: str | None = None
+    store_ca_file: str | None = None
     routers: int = 0
     shared_dir: str = SHARED_DIR
     api_keys_dir: str | None = None

@@ -72,6 +72,7 @@ def reserve(s: Situation, decision: Decision, *, keeps_home: bool) -> None:
     replica = s.replicas[decision.home]
     replica.own_in_flight += 1
     replica.own_picks_since_poll += 1
+    replica.prefill_until_s = max(replica.prefill_until_s, s.now_s) + choice.prefill_s(s, replica)
     key = s.request.key
     if key is None:
         return

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from sglpool.routing import choice, rendezvous
 from sglpool.routing.choice import Candidate, Situation
-from sglpool.routing.load import can_serve, can_take, load
+from sglpool.routing.load import can_serve, can_take, load, prefill_wait_s
 from sglpool.routing.types import Decision, Replica, Rule
 
 
@@ -110,22 +110,29 @@ def _return(s: Situation, home: Replica) -> Decision | None:
 
 
 def _spill(s: Situation, home: Replica) -> Decision | None:
-    """Rule 3: the home is so much busier that a re-prefill elsewhere pays, and the budget has some left."""
+    """Rule 3: a re-prefill elsewhere pays, and the budget has some left.
+
+    Either the home is so much busier, or it computes other prompts first for so much longer.
+    """
     config = s.config
+    wait_s = prefill_wait_s(home, s.now_s)
     here = choice.candidate(s, home)
-    if here.pressure < config.spill_min_load or s.state.spill_tokens < 1.0:
+    if s.state.spill_tokens < 1.0 or (here.pressure < config.spill_min_load and wait_s < config.spill_min_wait_s):
         return None
     least_s = choice.migration_s(s, home, choice.held_or_shared(s, _held_at_most(s)), s.warm)
-    if here.pressure < choice.spill_difference(config, least_s):
+    if here.pressure < choice.spill_difference(config, least_s) and wait_s < choice.spill_wait_s(config, least_s):
         return None
     best, second = choice.next_best(s, home)
     if best is None or not choice.is_better(best, here):
         return None
     held = choice.held_or_shared(s, choice.held_on(s, best.replica.uid))
     seconds = choice.migration_s(s, best.replica, held, s.warm)
-    if here.pressure - best.pressure < choice.spill_difference(config, seconds):
+    saved_s = wait_s - prefill_wait_s(best.replica, s.now_s)
+    is_busier = here.pressure - best.pressure >= choice.spill_difference(config, seconds)
+    if not (is_busier and here.pressure >= config.spill_min_load) and saved_s < choice.spill_wait_s(config, seconds):
         return None
-    return _move(s, home, best, second, Rule.SPILL, {"migration_s": seconds, "budget": s.state.spill_tokens})
+    inputs = {"migration_s": seconds, "budget": s.state.spill_tokens, "saved_s": saved_s}
+    return _move(s, home, best, second, Rule.SPILL, inputs)
 
 
 def _drain(s: Situation, home: Replica) -> Decision | None:

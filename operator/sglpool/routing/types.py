@@ -78,6 +78,7 @@ class Replica:
         refused: it refused a request and is out of the choice until a good poll says that it has room.
         max_concurrent: requests that may be on it, of all routers together.
         prefill_tokens_per_s: measured prefill rate, None while unknown.
+        prefill_until_s: when it will have computed the prompts that it was sent, as far as this router can guess.
     """
 
     uid: str
@@ -101,6 +102,7 @@ class Replica:
     refused: bool = False
     max_concurrent: int = 64
     prefill_tokens_per_s: float | None = None
+    prefill_until_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +188,13 @@ class PolicyConfig:
         idle_weight: what a conversation that waits for its tools adds to a score, in requests (alpha).
         idle_pending_s: how long after `tool_calls` a conversation counts as about to come back.
         kv_weight: what a full KV pool adds to a score, in requests.
+        prefill_weight: what a second of prefill still to be done adds to a score, in requests.
         thick_requests: requests of one session, or one conversation, that a replica takes without a penalty (S).
         spill_min_load: a home below this load is never spilled (rule 3).
         spill_min_difference: load difference below which nothing spills (d); 2 with a shared KV tier.
         spill_per_migration_s: load difference that a second of re-prefill must be worth (c).
+        spill_min_wait_s: a prompt that waits less than this for others' prefill at home is not spilled for that.
+        spill_wait_per_migration_s: what has to be waited less, elsewhere, for a second of re-prefill.
         return_difference: load difference from which a conversation goes back to a replica that holds nearly all of it;
             such a move costs so little that it needs no budget.
         return_migration_s: re-prefill that still counts as nearly nothing.
@@ -216,10 +221,13 @@ class PolicyConfig:
     idle_weight: float = 0.65
     idle_pending_s: float = 60.0
     kv_weight: float = 1.0
+    prefill_weight: float = 0.5
     thick_requests: int = 3
     spill_min_load: float = 3.0
     spill_min_difference: float = 4.0
-    spill_per_migration_s: float = 2.0
+    spill_per_migration_s: float = 2.5
+    spill_min_wait_s: float = 6.0
+    spill_wait_per_migration_s: float = 3.0
     return_difference: float = 4.0
     return_migration_s: float = 0.5
     spill_budget: float = 0.02

@@ -182,7 +182,11 @@ def test_a_prefill_that_the_engine_does_not_count_is_load(make_pool: MakePool) -
     eventually(lambda: router.picker.replica("e1")["load"] == 1, "the prefill is seen")
     assert not router.picker.replica("e1")["idle"]
     assert router.picker.replica("e2")["idle"]
+    assert 3 < router.picker.replica("e1")["prefill_wait_s"] < 30
+    assert router.picker.replica("e2")["prefill_wait_s"] == 0
     assert pool.served(lambda: router.ask("s")) == 1
+    pool.engines[0].loads.update(num_used_tokens=0, num_waiting_uncached_tokens=0)
+    eventually(lambda: router.picker.replica("e1")["prefill_wait_s"] == 0, "it is over")
 
 
 def test_what_clients_say_about_routing_is_ignored(make_pool: MakePool) -> None:

@@ -229,6 +229,7 @@ RANK: dict[str, Any] = {
 def test_a_poll_is_summed_over_ranks():
     loads = parse_loads({"loads": [RANK, RANK]})
     assert (loads.running, loads.waiting, loads.used_tokens, loads.total_tokens) == (6, 2, 3820, 120_000)
+    assert (loads.ranks, loads.waiting_uncached_tokens) == (2, 100)
     assert loads.prefill_tokens_per_s == 10_000
     assert loads.busy
     assert not loads.prefilling
