@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from pathlib import Path
 
@@ -51,6 +52,34 @@ def test_a_command_that_is_not_refused_ends_the_story_too() -> None:
     assert "not so" in out.getvalue()
     with pytest.raises(SandboxError, match="succeeded"):
         made.kubectl("-c", "print(1)", refused=True)
+
+
+class Interrupt(BaseException):
+    """What a signal raises."""
+
+
+def test_no_command_outlives_an_interrupt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sglpool.sandbox.demo_stage.PIPE_EVERY_S", 0.0)
+    made, _ = stage()
+    began = tmp_path / "began"
+
+    def figures() -> str:
+        if began.exists() and began.read_text():
+            raise Interrupt
+        return ""
+
+    made.figures = figures
+    with pytest.raises(Interrupt):
+        made.kubectl("-c", f"import os, time; open({str(began)!r}, 'w').write(str(os.getpid())); time.sleep(600)")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(began.read_text()), 0)
+
+
+def test_a_command_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglpool.sandbox.demo_stage.COMMAND_LIMIT_S", 0.2)
+    made, _ = stage()
+    with pytest.raises(SandboxError, match="did not end within"):
+        made.kubectl("-c", "import time; time.sleep(600)")
 
 
 def test_a_wait_has_a_limit_and_says_what_is_missing() -> None:

@@ -145,10 +145,7 @@ class Stage:
     def _run(
         self, command: list[str], words: str, *, text: str | None = None, refused: bool = False, hide: bool = False
     ) -> str:
-        with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(self._execute, command, text)
-            self._watch(running)
-            done = running.result()
+        done = self._execute(command, text)
         output = (done.stdout + done.stderr).rstrip()
         if not hide and output:
             style = "yellow" if refused else ""
@@ -157,7 +154,30 @@ class Stage:
             raise SandboxError(f"`{words}` {'succeeded' if refused else 'failed'}: {output}")
         return done.stdout.strip()
 
-    def _watch(self, running: Future[Done]) -> None:
+    def _execute(self, command: list[str], text: str | None) -> Done:
+        """Run a command to its end, with figures beside it; it does not outlive whatever goes wrong meanwhile."""
+        process = subprocess.Popen(
+            command,
+            env=self.environment,
+            stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with process, ThreadPoolExecutor(1) as pool:
+            running = pool.submit(process.communicate, text, COMMAND_LIMIT_S)
+            try:
+                self._watch(running)
+                out, err = running.result()
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return Done(command, 1, "", f"it did not end within {COMMAND_LIMIT_S:.0f} s")
+            except BaseException:
+                process.kill()
+                raise
+        return Done(command, process.returncode, out, err)
+
+    def _watch(self, running: Future[tuple[str, str]]) -> None:
         """Figures beside a command that takes long."""
         begin_s = time.monotonic()
         while not running.done() and time.monotonic() - begin_s < _SHOW_AFTER_S:
@@ -167,20 +187,6 @@ class Stage:
                 while not running.done():
                     update()
                     time.sleep(_POLL_S)
-
-    def _execute(self, command: list[str], text: str | None) -> Done:
-        try:
-            return subprocess.run(
-                command,
-                env=self.environment,
-                input=text,
-                capture_output=True,
-                text=True,
-                timeout=COMMAND_LIMIT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess(command, 1, "", f"it did not end within {COMMAND_LIMIT_S:.0f} s")
 
 
 def _quote(argument: str) -> str:
