@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -122,11 +123,15 @@ class RoutedPool:
             self._streams += count
             first = self._streams - count
             with self.open(asked, *[f"stream-{number}" for number in range(first, self._streams)]) as streams:
-                requests = self.requests()
-                if max(requests.values()) <= STREAMS_EACH:
+                requests, homes = self.requests(), self._counted_homes(asked, streams)
+                if max(requests.values()) <= STREAMS_EACH and all(requests[pod] == homes[pod] for pod in requests):
                     yield streams
                     return
-        raise AssertionError(f"{count} streams never spread evenly: {requests}")
+        raise AssertionError(f"{count} streams never spread evenly: engines have {requests}, their homes are {homes}")
+
+    def _counted_homes(self, router: RouterPod, streams: Streams) -> Counter[str]:
+        homes = self.homes(*[stream.session for stream in streams.all], router=router)
+        return Counter(self.pod_of(uid) for uid in homes.values())
 
     def open(self, router: RouterPod, *sessions: str) -> Streams:
         """Long streams of these sessions."""

@@ -15,7 +15,7 @@ from sandbox.router.routed_pool import RoutedPool, requests_of, soon
 from sglpool.routing.pickerconfig import EDS_FILE, LDS_FILE
 from support.streaming import Stream, chat, send
 
-pytestmark = [pytest.mark.controlplane, pytest.mark.faults, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(240)]
 
 STREAMS = 6
 SOON_S = 10.0
@@ -29,16 +29,17 @@ def test_a_hanging_picker(settled: RoutedPool, cost: Cost, stopped: Callable[[ps
         picker = router.picker()
         stopped(picker)
         turns = settled.turns()
+        assert settled.ask("new-meanwhile").status == 200
         assert not cost.count_streams(streams), "no byte goes through the picker"
         # On a busy machine its supervisor may have lost its patience meanwhile.
         with contextlib.suppress(psutil.NoSuchProcess):
             picker.send_signal(signal.SIGCONT)
         soon(router.picks, "it picks again")
         cost.count_turns(turns, homes, settled.homes())
-        assert cost.lost == 0, "what Envoy chose by itself gives nobody another home"
+        assert (cost.lost, cost.cold) == (0, 0), "Envoy remembers where they were"
         assert cost.slowest_s < SOON_S
-        again = settled.turns()
-        assert not again.cold(), "home is warm still"
+        cost.count_turns(settled.turns(), homes, settled.homes())
+    assert (cost.lost, cost.cold) == (0, 0), "home is home still"
     soon(lambda: router.state()["in_flight"] == 0, "picks that came too late give their slots back")
 
 
@@ -48,6 +49,7 @@ def await_snapshot(settled: RoutedPool, homes: dict[str, str]) -> None:
     soon(lambda: set(homes) <= set(settled.named(router.homes_on_file())), "every home is in the snapshot")
 
 
+@pytest.mark.faults
 def test_a_picker_that_hangs_for_good(
     settled: RoutedPool, cost: Cost, stopped: Callable[[psutil.Process], None]
 ) -> None:
@@ -72,18 +74,17 @@ def test_a_killed_picker_that_was_writing_its_files(settled: RoutedPool, cost: C
         for name in (EDS_FILE, LDS_FILE):
             (router.shared / f".{name}.new").write_text('{"resources": [{"@type": "type.goo')
         router.picker().kill()
-        # Envoy serves on, and decides by itself.
+        # Envoy serves on, and sends everybody to where they were.
         cost.count_turns(settled.turns(router), homes, homes)
         cost.times["picker back"] = soon(router.picks, "the picker is back", timeout_s=30)
         assert settled.as_now(router).ready_since == ready_since, "clients have never lost this router"
-        again = settled.turns(router)
-        cost.count_turns(again, homes, settled.homes(router=router))
+        cost.count_turns(settled.turns(router), homes, settled.homes(router=router))
         assert not cost.count_streams(streams), "no byte goes through the picker"
-        assert not again.cold(), "homes were on file"
-    assert cost.lost == 0
+    assert (cost.lost, cost.cold) == (0, 0), "homes were on file"
     soon(lambda: router.state()["in_flight"] == 0, "no slot leaks")
 
 
+@pytest.mark.faults
 def test_a_killed_supervisor(settled: RoutedPool, cost: Cost) -> None:
     """PID 1 of the picker's container: the kubelet starts it again, and the pod is unready meanwhile."""
     router, homes = settled.router, settled.homes()
@@ -112,14 +113,17 @@ def test_an_operator_that_is_gone(settled: RoutedPool, cost: Cost) -> None:
     assert (cost.lost, cost.cold) == (0, 0)
 
 
+@pytest.mark.faults
 def test_a_replica_with_a_full_queue(settled: RoutedPool, cost: Cost) -> None:
+    # With two streams on each of four the full one stands out by three: nobody leaves it for good because of that.
+    settled.wait_ready()
     homes = settled.homes()
     victim = homes[settled.conversations[0].session]
     name = settled.pod_of(victim)
     pod = settled.engines()[name]
     engine = address(pod)
     fillers: list[Stream] = []
-    with settled.streams(STREAMS) as streams:
+    with settled.streams(8) as streams:
         # Somebody goes past the router, so that it does not see them come: four run and one waits.
         free = 5 - requests_of(pod)
         fillers += [Stream(engine, f"filler-{number}", tokens=200_000) for number in range(free)]

@@ -11,7 +11,7 @@ from sandbox.router.costs import Cost
 from sandbox.router.routed_pool import READY_S, RoutedPool, soon
 from support.waiting import wait_until
 
-pytestmark = [pytest.mark.controlplane, pytest.mark.faults, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(240)]
 
 STREAMS = 6
 SOON_S = 10.0
@@ -30,6 +30,7 @@ def test_a_killed_replica(settled: RoutedPool, cost: Cost) -> None:
     assert lost <= settled.on(victim, homes), "nobody else has lost a home"
 
 
+@pytest.mark.faults
 def test_an_address_that_somebody_else_has_now(settled: RoutedPool, cost: Cost) -> None:
     router, homes = settled.router, settled.homes()
     victim = homes[settled.conversations[0].session]
@@ -91,6 +92,7 @@ class _Stranger:
         assert self.visits >= 0
 
 
+@pytest.mark.faults
 def test_a_replica_that_joins_takes_new_conversations_and_moves_no_old_one(settled: RoutedPool, cost: Cost) -> None:
     router, homes = settled.router, settled.homes()
     settled.pool.apply(replicas=5)
