@@ -534,6 +534,15 @@ _REFUSED = (
         ("should match",),
     ),
     BadInput(
+        "valkey-ca-without-tls",
+        put(
+            "spec.router.sessionStore",
+            {"valkey": {"url": "valkey://sessions:6379", "caSecret": {"name": "sessions", "key": "ca.crt"}}},
+        ),
+        "spec.router.sessionStore.valkey.caSecret",
+        ("caSecret", "valkeys://"),
+    ),
+    BadInput(
         "valkey-url",
         put("spec.router.sessionStore", {"valkey": {"url": "sessions:6379"}}),
         "spec.router.sessionStore.valkey.url",

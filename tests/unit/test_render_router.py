@@ -29,7 +29,13 @@ from support import pools
 SECURED: pools.Json = {
     "auth": {"apiKeysSecret": {"name": "keys"}},
     "tls": {"secret": {"name": "certificate"}},
-    "sessionStore": {"valkey": {"url": "valkeys://sessions:6379", "passwordSecret": {"name": "pass", "key": "word"}}},
+    "sessionStore": {
+        "valkey": {
+            "url": "valkeys://sessions:6379",
+            "passwordSecret": {"name": "pass", "key": "word"},
+            "caSecret": {"name": "authority", "key": "root.pem"},
+        }
+    },
 }
 
 
@@ -156,11 +162,15 @@ def test_pods_fit_the_restricted_level(kind: str) -> None:
 def test_each_secret_reaches_only_the_container_that_needs_it() -> None:
     mounts = {n: {m["name"] for m in c["volumeMounts"]} for n, c in containers(SECURED).items()}
     assert mounts["envoy"] == {"shared", "config", "tls"}
-    assert mounts["picker"] == mounts["files"] == {"shared", "config", "token", "api-keys", "store"}
+    assert mounts["picker"] == mounts["files"] == {"shared", "config", "token", "api-keys", "store", "store-ca"}
     volumes = {v["name"]: v for v in pod(SECURED)["volumes"]}
     assert volumes["tls"]["secret"]["secretName"] == "certificate"
     assert volumes["api-keys"]["secret"]["secretName"] == "keys"
     assert volumes["store"]["secret"] == {"secretName": "pass", "items": [{"key": "word", "path": "password"}]}
+    assert volumes["store-ca"]["secret"] == {
+        "secretName": "authority",
+        "items": [{"key": "root.pem", "path": "ca.crt"}],
+    }
     text = json.dumps(pod(SECURED)) + "".join(files(SECURED).values())
     assert "secretKeyRef" not in text
 
@@ -171,6 +181,7 @@ def test_what_the_picker_is_told_lies_where_it_looks() -> None:
     mounts = {m["name"]: m["mountPath"] for m in containers(SECURED)["picker"]["volumeMounts"]}
     envoy = {m["name"]: m["mountPath"] for m in containers(SECURED)["envoy"]["volumeMounts"]}
     assert config.store_password_file == f"{mounts['store']}/password"
+    assert config.store_ca_file == f"{mounts['store-ca']}/ca.crt"
     assert config.api_keys_dir == mounts["api-keys"]
     assert config.tls_dir == envoy["tls"]
     assert config.shared_dir == mounts["shared"] == envoy["shared"] == SHARED_DIR

@@ -172,6 +172,17 @@ class Valkey(Model):
         description="URL without credentials, for example valkey://sessions.serving:6379."
     )
     password_secret: SecretKey | None = Field(default=None, description="Password of the server; none when absent.")
+    ca_secret: SecretKey | None = Field(
+        default=None, description="CA of the server's certificate, as PEM; the usual public ones when absent."
+    )
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!has(self.caSecret) || self.url.startsWith('valkeys:') || self.url.startsWith('rediss:')",
+            message="router.sessionStore.valkey.caSecret is used with TLS only: start the url with valkeys:// or rediss://",
+            check=lambda self: self.ca_secret is None or self.url.startswith(("valkeys:", "rediss:")),
+            field_path=".caSecret",
+        ),
+    )
 
 
 class ManagedValkey(Model):

@@ -219,9 +219,10 @@ class PickerApp:
         # Only where there is a store: its client is a tenth of the picker's memory.
         from sglpool.picker.store import ValkeyStore, connect
 
-        password_file = Path(config.store_password_file) if config.store_password_file is not None else None
+        files = (config.store_password_file, config.store_ca_file)
+        password_file, ca_file = (Path(path) if path is not None else None for path in files)
         return ValkeyStore(
-            connect(config.store_url, password_file),
+            connect(config.store_url, password_file, ca_file=ca_file),
             pool_uid=config.pool_uid,
             router=self._options.pod_name,
             siblings=lambda: [pod.name for pod in self.fleet.siblings(self._options.pod_uid)],

@@ -306,8 +306,18 @@ class _PasswordFile(CredentialProvider):
         return await asyncio.to_thread(self.get_credentials)
 
 
-def connect(url: str, password_file: Path | None, *, limit_s: float = CONNECT_LIMIT_S) -> redis.Redis:
-    """A client that neither waits long nor tries again: the next heartbeat does."""
+def connect(
+    url: str, password_file: Path | None, *, ca_file: Path | None = None, limit_s: float = CONNECT_LIMIT_S
+) -> redis.Redis:
+    """A client that neither waits long nor tries again: the next heartbeat does.
+
+    Args:
+        url: redis:// or rediss://, without credentials.
+        password_file: Its content is sent.
+        ca_file: CA that is trusted beside the system's, with rediss:// only.
+        limit_s: Longest wait for a connection.
+    """
+    trust: dict[str, Any] = {"ssl_ca_certs": str(ca_file)} if ca_file is not None else {}
     client = redis.Redis.from_url(
         url,
         credential_provider=_PasswordFile(password_file) if password_file is not None else None,
@@ -316,20 +326,32 @@ def connect(url: str, password_file: Path | None, *, limit_s: float = CONNECT_LI
         max_connections=32,
         retry=Retry(NoBackoff(), 0),
         client_name="sglpool-router",
+        **trust,
     )
-    _share_tls(client.connection_pool)
+    if issubclass(client.connection_pool.connection_class, redis.SSLConnection):
+        client.connection_pool.connection_class = _sharing_tls(ca_file)
     return client
 
 
-def _share_tls(pool: redis.ConnectionPool) -> None:
-    """Let all connections have one TLS context: making one reads all CAs of the system, and every pick would wait."""
-    if not issubclass(pool.connection_class, redis.SSLConnection):
-        return
-    shared = pool.make_connection().ssl_context  # type: ignore[no-untyped-call]
+def _sharing_tls(ca_file: Path | None) -> type[redis.SSLConnection]:
+    """Connections with one TLS context: making one reads all CAs of the system, and every pick would wait.
+
+    When the CA of a mounted Secret has changed, the context is made anew.
+    """
+    shared: Any = None
+    read_ns = 0
 
     class Connection(redis.SSLConnection):
         def __init__(self, **options: Any) -> None:
+            nonlocal shared
             super().__init__(**options)
-            self.ssl_context = shared
+            shared = self.ssl_context = shared or self.ssl_context
 
-    pool.connection_class = Connection
+        async def connect(self) -> None:
+            nonlocal read_ns
+            changed_ns = ca_file.stat().st_mtime_ns if ca_file is not None else 0  # noqa: ASYNC240 - in memory
+            if changed_ns != read_ns:
+                read_ns, shared.context = changed_ns, None
+            await super().connect()  # type: ignore[no-untyped-call]
+
+    return Connection

@@ -24,6 +24,8 @@ API_KEYS_DIR = "/etc/sglpool/api-keys"
 TLS_DIR = "/etc/sglpool/tls"
 STORE_SECRET_DIR = "/etc/sglpool/store"
 STORE_PASSWORD_FILE = "password"
+STORE_CA_DIR = "/etc/sglpool/store-ca"
+STORE_CA_FILE = "ca.crt"
 
 QUEUE_ALLOWANCE = 16
 """Requests beyond the engine's running limit that the router keeps on a replica."""
@@ -94,6 +96,7 @@ def picker_config(pool: Pool, sized: Sequence[SizedGPU]) -> PickerConfig:
         max_queued_requests=pool.spec.engine.max_queued_requests,
         store_url=store_url(pool),
         store_password_file=f"{STORE_SECRET_DIR}/{STORE_PASSWORD_FILE}" if has_store_password(pool) else None,
+        store_ca_file=f"{STORE_CA_DIR}/{STORE_CA_FILE}" if has_store_ca(pool) else None,
         routers=pool.spec.router.replicas,
         api_keys_dir=API_KEYS_DIR if shape.api_keys else None,
         tls_dir=shape.tls_dir,
@@ -124,6 +127,12 @@ def has_store_password(pool: Pool) -> bool:
     """Whether the store of the user's wants a password."""
     store = pool.spec.router.session_store
     return store is not None and store.valkey is not None and store.valkey.password_secret is not None
+
+
+def has_store_ca(pool: Pool) -> bool:
+    """Whether the certificate of the user's store has a CA of its own."""
+    store = pool.spec.router.session_store
+    return store is not None and store.valkey is not None and store.valkey.ca_secret is not None
 
 
 def restarting_fields(pool: Pool, sized: Sequence[SizedGPU]) -> _Json:

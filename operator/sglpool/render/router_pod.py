@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sglpool import __version__
 from sglpool.api import names
-from sglpool.api.base import Manifest
+from sglpool.api.base import Manifest, SecretKey
 from sglpool.api.engine import GPU_RESOURCE
 from sglpool.api.pool import Pool
 from sglpool.api.quantity import amount
@@ -245,9 +245,11 @@ def _volumes(pool: Pool, configmap_name: str) -> _Volumes:
         picker.append(Volume("api-keys", secret, router_config.API_KEYS_DIR, read_only=True))
     valkey = router.session_store.valkey if router.session_store is not None else None
     if valkey is not None and valkey.password_secret is not None:
-        items = [{"key": valkey.password_secret.key, "path": router_config.STORE_PASSWORD_FILE}]
-        secret = _secret(valkey.password_secret.name, items)
+        secret = _one_key(valkey.password_secret, router_config.STORE_PASSWORD_FILE)
         picker.append(Volume("store", secret, router_config.STORE_SECRET_DIR, read_only=True))
+    if valkey is not None and valkey.ca_secret is not None:
+        secret = _one_key(valkey.ca_secret, router_config.STORE_CA_FILE)
+        picker.append(Volume("store-ca", secret, router_config.STORE_CA_DIR, read_only=True))
     return _Volumes(both=both, envoy=tuple(envoy), picker=tuple(picker))
 
 
@@ -265,8 +267,12 @@ def _token() -> Manifest:
     return {"projected": {"sources": sources}}
 
 
-def _secret(name: str, items: list[dict[str, str]] | None = None) -> Manifest:
-    return {"secret": {"secretName": name, **({"items": items} if items else {})}}
+def _secret(name: str) -> Manifest:
+    return {"secret": {"secretName": name}}
+
+
+def _one_key(secret: SecretKey, path: str) -> Manifest:
+    return {"secret": {"secretName": secret.name, "items": [{"key": secret.key, "path": path}]}}
 
 
 def _probe(path: str, port: str, *, period_s: int, timeout_s: int, failures: int) -> Manifest:

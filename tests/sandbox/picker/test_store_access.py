@@ -30,10 +30,10 @@ PATIENCE_S = 5.0
 class Access:
     """A router's store, at work."""
 
-    def __init__(self, url: str, password_file: Path | None) -> None:
+    def __init__(self, url: str, password_file: Path | None, ca_file: Path | None) -> None:
         self._metrics = Metrics()
         self.store = ValkeyStore(
-            connect(url, password_file, limit_s=PATIENCE_S),
+            connect(url, password_file, ca_file=ca_file, limit_s=PATIENCE_S),
             pool_uid="p",
             router="one",
             siblings=lambda: [],
@@ -62,8 +62,8 @@ class Access:
 
 
 @asynccontextmanager
-async def running(url: str, password_file: Path | None) -> AsyncIterator[Access]:
-    access = Access(url, password_file)
+async def running(url: str, password_file: Path | None, ca_file: Path | None = None) -> AsyncIterator[Access]:
+    access = Access(url, password_file, ca_file)
     task = asyncio.ensure_future(access.store.run())
     try:
         yield access
@@ -133,7 +133,11 @@ async def test_tls_is_spoken_with_whom_the_system_trusts_and_with_nobody_else(
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "tls" / "tls.crt"))
         async with running(server.url, password_file) as access:
             assert await access.opens()
-        async with running(server.url.replace("localhost", "127.0.0.1"), password_file) as access:
+        monkeypatch.delenv("SSL_CERT_FILE")
+        ca_file = tmp_path / "tls" / "tls.crt"
+        async with running(server.url, password_file, ca_file) as access:
+            assert await access.opens(), "a CA of the pool's own"
+        async with running(server.url.replace("localhost", "127.0.0.1"), password_file, ca_file) as access:
             assert await access.refused(), "a certificate of somebody else's name"
         async with running(server.url.replace("rediss", "redis"), password_file) as access:
             assert await access.refused(), "plain text to a port of TLS"
@@ -150,3 +154,17 @@ async def test_connections_share_what_costs_time_to_make(tmp_path: Path, monkeyp
         assert await asyncio.gather(*[client.ping() for _ in range(4)]) == [True] * 4
         await client.aclose()
     assert len(made) == 1, "every CA of the system is read once"
+
+
+async def test_a_ca_that_was_replaced_needs_no_restart(tmp_path: Path) -> None:
+    write_certificate(tmp_path)
+    ca_file = tmp_path / "tls.crt"
+    with StoreProcess(tls_dir=tmp_path) as server:
+        client = connect(server.url, None, ca_file=ca_file, limit_s=PATIENCE_S)
+        assert await client.ping()
+        server.kill()
+        write_certificate(tmp_path)
+        server.start()
+        await client.connection_pool.disconnect()
+        assert await client.ping()
+        await client.aclose()
