@@ -13,7 +13,7 @@ pytestmark = pytest.mark.controlplane
 ROOT = Path(__file__).parents[2]
 
 
-LIMIT_S = 600
+LIMIT_S = 900
 
 
 @pytest.mark.timeout(LIMIT_S + 10)

@@ -6,16 +6,20 @@ import io
 import os
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 from rich.console import Console
 
 from sglpool.api.validate import load_pool
+from sglpool.sandbox.apiserver import ApiServer
 from sglpool.sandbox.demo_load import victim
 from sglpool.sandbox.demo_pool import demo_pool
+from sglpool.sandbox.demo_show import Show
 from sglpool.sandbox.demo_stage import Stage
 from sglpool.sandbox.errors import SandboxError
 from sglpool.sandbox.report_data import Replica, Sample, State
+from sglpool.sandbox.traffic import Mix
 
 SAMPLE = Path(__file__).parents[2] / "manifests/samples/kimi-k2.6-coder.yaml"
 
@@ -145,3 +149,28 @@ def test_a_sample_that_is_no_pool_is_said_to_be_none(tmp_path: Path, text: str) 
         demo_pool(file)
     with pytest.raises(SandboxError, match="cannot read"):
         demo_pool(tmp_path / "missing.yaml")
+
+
+class NoServer:
+    """An API server that nobody asks."""
+
+
+def show() -> Show:
+    return Show(cast(ApiServer, NoServer()), "coder", Mix(speed=40.0))
+
+
+def test_the_report_is_written_however_early_the_demo_ends(tmp_path: Path) -> None:
+    made = show()
+    made.chapter("The pool is applied")
+    made.write_report(tmp_path / "new" / "report.html")
+    made.stop()
+    assert "The pool is applied" in (tmp_path / "new" / "report.html").read_text()
+
+
+def test_a_report_that_cannot_be_written_is_said_to_be_none(tmp_path: Path) -> None:
+    with pytest.raises(SandboxError, match="--report"):
+        show().write_report(tmp_path)
+
+
+def test_the_live_line_before_anything_is_known() -> None:
+    assert show().line() == "0:00, 0 of 0 replicas ready"

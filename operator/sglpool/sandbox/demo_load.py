@@ -12,7 +12,7 @@ from sglpool.sandbox.nodes import start_node, stop_node
 from sglpool.sandbox.report_data import Replica, Sample, State
 from sglpool.sandbox.traffic import Mix
 
-GROW_S, LOST_S, SHRINK_S = 90.0, 240.0, 240.0
+GROW_S, LOST_S, SHRINK_S = 150.0, 240.0, 300.0
 SETTLE_S = 8.0
 MIX = Mix(speed=SPEED, output_factor=12.0)
 """Answers twelve times as long as real ones: as many requests in flight from a twelfth of the requests a second."""
@@ -76,8 +76,7 @@ def lose(scene: Scene) -> None:
         "find new homes; Kubernetes calls the node NotReady 20 s later."
     )
     scene.stage.until(scene.show.seen(lambda now: _on(now, node, State.LOST)), "the node is not NotReady", limit_s=60)
-    cut = sum(bool(request.problem) for request in scene.show.requests(before_s))
-    scene.stage.say(f"{cut} requests were cut, all of them under way on the lost node.")
+    scene.stage.say(_cut(sum(bool(request.problem) for request in scene.show.requests(before_s))))
     scene.stage.typed(f"sglpool sandbox node start {node}")
     scene.show.chapter(f"Node {node} comes back")
     start_node(scene.api, node)
@@ -128,6 +127,13 @@ def victim(now: Sample) -> tuple[str, list[str]]:
         raise SandboxError("all replicas are on one node: losing it would lose the pool")
     node = min(sorted(by_node), key=lambda name: (len(by_node[name]), -sum(r.conversations for r in by_node[name])))
     return node, [replica.pod for replica in by_node[node]]
+
+
+def _cut(requests: int) -> str:
+    if not requests:
+        return "No request was cut: none was under way there, or the router sent it on."
+    many = "1 request was" if requests == 1 else f"{requests} requests were"
+    return f"{many} cut so far, under way on the lost node. The agents go on with their next ones."
 
 
 def _on(now: Sample, node: str, state: State | None = None) -> bool:

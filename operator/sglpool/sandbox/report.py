@@ -77,7 +77,7 @@ def _lead(recording: Recording) -> str:
         f"<p>Coding agents work against an InferencePool of {escape(recording.model)} on a Kubernetes control plane. "
         "The control plane, the operator, the router and the agents' requests are real; the GPUs and SGLang's "
         f"arithmetic are simulated, {recording.speed:g} times faster than life. Times are wall time of the machine "
-        f"that ran it: a replica's start that takes {15 * 60 / recording.speed:.0f} s here takes 15 minutes in life. "
+        f"that ran it: what takes a replica 15 minutes in life takes {15 * 60 / recording.speed:.0f} s here. "
         "Move a pointer over a chart to read its figures.</p>"
     )
 
