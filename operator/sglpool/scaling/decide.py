@@ -151,7 +151,9 @@ def _shrink(now: _Situation) -> tuple[Reason, Move, Memory]:
         last_shrink_s=now.now_s,
         spilled={name: count for name, count in left.items() if count > 0},
     )
-    return Reason.LOAD_BELOW_TARGET if now.low else Reason.RETURNING, move, memory
+    stuck = any(group.stuck for group in now.found)
+    returning = not stuck and all(count <= spilled.get(name, 0) for name, count in gone.items())
+    return Reason.RETURNING if returning else Reason.LOAD_BELOW_TARGET, move, memory
 
 
 def _come_back(now: _Situation) -> tuple[Reason, Move, Memory]:
