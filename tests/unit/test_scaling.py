@@ -255,6 +255,12 @@ class TestStarts:
         # Twice 120 s, not twice 600 s.
         assert pool.run(240.0).total > size
 
+    def test_quick_starts_do_not_make_a_slower_one_a_failure(self) -> None:
+        pool = Pool(policy(), load=90.0, cold_start_s=5.0).fill(B200=8)
+        pool.run(120.0)
+        pool.cold_start_s, pool.load = 110.0, 99.0
+        assert pool.run(600.0).total == 11
+
     def test_a_replica_that_was_ready_before_is_not_a_start(self) -> None:
         pool = settled(load=63.0, replicas=8)
         pool.replicas["B200"][2].since_s = pool.now_s
@@ -302,6 +308,15 @@ class TestGPUTypes:
         went = next(index for index, one in enumerate(pool.decisions) if index > 130 and one.wanted["B300"] == 0)
         assert pool.decisions[went].inputs["startingReplicas"] == 0
         assert pool.decisions[went].inputs["unschedulableReplicas"] == 0
+
+    def test_what_came_for_more_load_is_no_stand_in(self) -> None:
+        pool = Pool(policy(*two_types(max_replicas=10)), load=90.0, room={"B200": 8}).fill(B200=8)
+        pool.run(600.0)
+        pool.load = 160.0
+        pool.run(1800.0)
+        assert pool.wanted == {"B200": 10, "B300": 5}
+        # One B300 stands in for two B200; four came for the load.
+        assert pool.memory.spilled["B300"] <= 2
 
     def test_a_pool_that_lost_its_memory_comes_back_too(self) -> None:
         pool = Pool(policy(*two_types()), load=90.0).fill(B200=8, B300=1)

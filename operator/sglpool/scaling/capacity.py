@@ -11,6 +11,8 @@ from statistics import median
 from sglpool.scaling.types import Memory, Policy, StartingReplica, TypePolicy, TypeState
 
 FAILED_AFTER_COLD_STARTS = 2.0
+FASTEST_START_S = 60.0
+"""Quicker starts are taken for this: twice of a few seconds would be no patience with an image that is pulled."""
 HOMELESS_AFTER_S = 300.0
 FEWEST_FAILED, FAILED_SHARE = 2, 0.25
 """A type fails when so many of its starts, and such a share of those that ended, failed: one bad node is not enough."""
@@ -107,7 +109,8 @@ def podless_replicas(state: TypeState, wanted: int) -> int:
 
 def cold_start_s(policy: Policy, starts: Sequence[float]) -> float:
     """The median of the last starts, or the policy's guess, within the engine's own bound."""
-    return min(median(starts) if starts else policy.cold_start_s, policy.startup_timeout_s)
+    seen_s = max(FASTEST_START_S, median(starts)) if starts else policy.cold_start_s
+    return min(seen_s, policy.startup_timeout_s)
 
 
 def slowest_start_s(found: Iterable[Group]) -> float:

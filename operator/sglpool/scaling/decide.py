@@ -8,6 +8,7 @@
 Decided from what is: the same signals and memory give the same answer. Not here: reading anything, and carrying it out.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sglpool.scaling import demand, moves, text
@@ -103,7 +104,19 @@ def _grow(now: _Situation) -> tuple[Reason, Move, Memory]:
     if not move.changed:
         # What is needed beyond the capacity comes back with every tick, but nothing was used of the budget.
         return move.limit or Reason.WITHIN_TARGET, move, now.memory
-    return _why_grow(now, move), move, _grown(now.memory, growth, move)
+    idle = sum(group.failed + group.homeless for group in now.found)
+    stand_ins = _stand_ins(now.memory.spilled, move.passed_by, idle - sum(now.memory.spilled.values()))
+    return _why_grow(now, move), move, _grown(now.memory, growth, move.changed, stand_ins)
+
+
+def _stand_ins(spilled: Mapping[str, int], more: Mapping[str, int], limit: int) -> dict[str, int]:
+    """Stand-ins with some more, but never for pods that there are not: what came for more load stays when they come."""
+    found = dict(spilled)
+    for name, count in more.items():
+        new = max(0, min(count, limit))
+        found[name] = found.get(name, 0) + new
+        limit -= new
+    return found
 
 
 def _budget(now: _Situation) -> tuple[int, tuple[float, int, int]]:
@@ -111,12 +124,9 @@ def _budget(now: _Situation) -> tuple[int, tuple[float, int, int]]:
     return moves.growth_budget(now.memory.growth, moves.total(now.found), period_s, now.now_s)
 
 
-def _grown(memory: Memory, growth: tuple[float, int, int], move: Move) -> Memory:
-    begin_s, then, added = growth
-    spilled = {
-        name: memory.spilled.get(name, 0) + move.passed_by.get(name, 0) for name in {**memory.spilled, **move.passed_by}
-    }
-    return replace(memory, growth=(begin_s, then, added + move.changed), spilled=spilled)
+def _grown(memory: Memory, growth: tuple[float, int, int], added: int, spilled: Mapping[str, int]) -> Memory:
+    begin_s, then, before = growth
+    return replace(memory, growth=(begin_s, then, before + added), spilled=spilled)
 
 
 def _why_grow(now: _Situation, move: Move) -> Reason:
@@ -165,7 +175,8 @@ def _come_back(now: _Situation) -> tuple[Reason, Move, Memory]:
     move = moves.come_back(now.policy, now.found) if budget else None
     if move is None:
         return Reason.WITHIN_TARGET, stay, now.memory
-    return Reason.RETURNING, move, replace(_grown(now.memory, growth, move), last_return_s=now.now_s)
+    memory = _grown(now.memory, growth, move.changed, _stand_ins(now.memory.spilled, move.passed_by, move.changed))
+    return Reason.RETURNING, move, replace(memory, last_return_s=now.now_s)
 
 
 def _keep(policy: Policy, signals: Signals, memory: Memory, wrong: str, now_s: float) -> tuple[Decision, Memory]:
