@@ -25,10 +25,12 @@ from sglpool.plan import (
     Scale,
     make_plan,
 )
+from sglpool.plan.gate import rollout_hold
 from sglpool.plan.status import make_status
 from sglpool.sizing.pools import SizedGPU, size_pool
 from support import pools
-from support.model_cluster import DRAIN_S, ModelCluster, ModelPod
+from support.model_cluster import DRAIN_S, ModelCluster
+from support.model_objects import ModelPod
 
 CATALOG = load_catalog()
 PLENTY = {"B200": 50, "B300": 50, "H200": 50}
@@ -60,7 +62,8 @@ class World:
 
     def edit(self, rollout: pools.Json | None = None, **spec: Any) -> None:
         self.manifest["spec"].update(spec)
-        self.manifest["spec"]["rollout"].update(rollout or {})
+        merged = {**self.manifest["spec"]["rollout"], **(rollout or {})}
+        self.manifest["spec"]["rollout"] = {k: v for k, v in merged.items() if v is not None}
         self.cluster.max_unavailable = self.pool.spec.rollout.max_unavailable
         self.cluster.routed = self.pool.spec.router.enabled
 
@@ -71,6 +74,10 @@ class World:
     @property
     def sized(self) -> tuple[SizedGPU, ...]:
         return parsed(json.dumps(self.manifest))[1]
+
+    def say(self, word: str) -> None:
+        """Annotate the pool about its roll-out; an empty word removes the annotation."""
+        self.manifest["metadata"]["annotations"] = {names.ANNOTATION_ROLLOUT: word} if word else {}
 
     def plan(self) -> Plan:
         cluster = self.cluster
@@ -106,6 +113,7 @@ class World:
         for current in self.cluster.statefulsets.values():
             assert current.partition == 0
             assert {p.revision for p in pods if p.owner == current.uid} <= {current.update_revision}
+        assert not any(p.annotations.get(names.ANNOTATION_UNPROVEN) == "true" for p in pods)
 
     def pods(self) -> list[ModelPod]:
         return sorted((p for p in self.cluster.pods.values() if not p.terminating), key=lambda p: p.name)
@@ -121,6 +129,12 @@ ROUTERS = st.sampled_from(
 )
 
 
+IMAGES = st.sampled_from(
+    ["example/good:1", "example/good:2", "example/bad:1", "example/bad:2", "example/fails:1", "example/fails:2"]
+)
+GATE: pools.Json = {"image": "example/test:1"}
+
+
 class AnyHistory(RuleBasedStateMachine):
     """Users edit, pods fail, nodes come and go, the operator dies; the model asserts what must hold at every step."""
 
@@ -133,7 +147,7 @@ class AnyHistory(RuleBasedStateMachine):
     def scale(self, replicas):
         self.world.edit(replicas=replicas)
 
-    @rule(image=st.sampled_from(["example/good:1", "example/good:2", "example/bad:1", "example/bad:2"]))
+    @rule(image=IMAGES)
     def change_template(self, image):
         self.world.edit(engine={"image": image})
 
@@ -148,6 +162,14 @@ class AnyHistory(RuleBasedStateMachine):
     @rule(most=st.integers(1, 3))
     def change_pace(self, most):
         self.world.edit(rollout={"maxUnavailable": most})
+
+    @rule(gate=st.sampled_from([None, GATE]))
+    def change_gate(self, gate):
+        self.world.edit(rollout={"gate": gate})
+
+    @rule(word=st.sampled_from(["", "pause", "abort", "resume", "resume-2", "nonsense"]))
+    def say(self, word):
+        self.world.say(word)
 
     @rule(router=ROUTERS)
     def change_router(self, router):
@@ -200,6 +222,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     def teardown(self):
         self.world.cluster.capacity.update(PLENTY)
+        self.world.say("")
         self.world.edit(engine={"image": "example/good:3"}, **FEASIBLE)
         self.world.settle()
         self.world.assert_reached()
@@ -340,6 +363,111 @@ def test_a_lowered_size_says_what_went_with_it():
     assert scale.drained == Drained(
         pods=("kimi-b200-1", "kimi-b200-2"), conversations=3, warm_tokens=300_000, requests=1, unread=0
     )
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(2, 6), st.integers(1, 3), BAD_LUCK, st.booleans(), st.integers(0, 3))
+def test_a_revision_that_fails_its_gate_reaches_one_replica_no_user_and_goes_back(replicas, most, luck, drains, more):
+    world = World(rollout={"maxUnavailable": most, "gate": GATE})
+    world.edit(replicas=replicas)
+    world.cluster.drains = drains
+    world.settle()
+    [old] = {p.revision for p in world.pods()}
+    world.edit(engine={"image": "example/fails:1"}, replicas=replicas + more)
+
+    def look() -> None:
+        new = [p for p in world.pods() if p.revision != old]
+        assert not [p for p in new if p.serves and p.name in marked], "it has traffic"
+        assert len([p for p in new if p.ordinal < replicas]) <= 1
+
+    for ordinal, what, rounds in [*luck, (0, None, 25)]:
+        for _ in range(rounds):
+            marked = {p.name for p in world.pods() if p.ready}
+            world.round()
+            look()
+        pod = world.cluster.pods.get(f"kimi-b200-{ordinal}")
+        if what and what != "wedge" and pod and pod.ready and not pod.terminating:
+            getattr(world.cluster, what)(pod)
+    assert {p.revision for p in world.pods()} == {old}
+    assert all(p.serves for p in world.pods())
+    hold = rollout_hold(world.pool, world.cluster.observe())
+    assert hold is not None
+    assert hold.reason == "GateFailed"
+    world.edit(engine={"image": "example/good:2"})
+    world.settle()
+    world.assert_reached()
+
+
+def test_a_pool_whose_first_revision_fails_its_gate_gets_no_traffic_until_one_passes():
+    world = World(rollout={"gate": GATE}, engine={"image": "example/fails:1"})
+    for _ in range(10):
+        world.round()
+    assert [p.ready for p in world.pods()] == [True] * 3
+    assert not any(p.serves for p in world.pods())
+    world.edit(engine={"image": "example/good:1"})
+    world.settle()
+    world.assert_reached()
+
+
+def test_a_gate_that_comes_late_takes_no_traffic_from_what_serves():
+    world = World()
+    world.settle()
+    world.edit(rollout={"gate": GATE})
+    world.settle()
+    assert all(p.serves for p in world.pods())
+    assert not world.cluster.jobs
+
+
+def test_a_failed_gate_is_tried_again_when_the_user_says_so():
+    world = World(rollout={"gate": GATE})
+    world.settle()
+    world.edit(engine={"image": "example/fails:1"})
+    tries: list[str] = []
+
+    def run() -> None:
+        for _ in range(12):
+            tries.extend(j["metadata"]["uid"] for j in world.cluster.jobs.values())
+            world.round()
+
+    run()
+    assert len(set(tries)) == 1
+    world.say("resume")
+    run()
+    assert len(set(tries)) == 2
+    world.say("resume-2")
+    run()
+    assert len(set(tries)) == 3
+    world.cluster.jobs.clear()
+    run()
+    assert len(set(tries)) == 4
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 6), st.integers(1, 3), st.booleans(), st.integers(0, 12))
+def test_an_aborted_roll_out_returns_and_a_paused_one_stays(replicas, most, gated, rounds):
+    world = World(rollout={"maxUnavailable": most, **({"gate": GATE} if gated else {})})
+    world.edit(replicas=replicas)
+    world.settle()
+    [old] = {p.revision for p in world.pods()}
+    world.edit(engine={"image": "example/good:2"})
+    for _ in range(rounds):
+        world.round()
+    world.say("pause")
+    for _ in range(8):
+        world.round()
+    finished = world.cluster.statefulsets["kimi-b200"].current_revision != old
+    paused = {p.uid for p in world.pods()}
+    for _ in range(8):
+        world.round()
+    assert {p.uid for p in world.pods()} == paused
+    world.say("abort")
+    for _ in range(40):
+        world.round()
+    assert {p.revision for p in world.pods()} == {old} or finished
+    assert all(p.serves for p in world.pods())
+    world.say("")
+    world.settle()
+    world.assert_reached()
 
 
 UNWORKABLE = st.sampled_from(

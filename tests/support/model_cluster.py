@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 from sglpool.api import names
 from sglpool.api.base import Manifest
@@ -31,115 +30,22 @@ from sglpool.plan import (
     ObservedStatefulSet,
     OrphanStatefulSet,
     Plan,
+    RecordGate,
     RecreateStatefulSet,
     ReplicaLoad,
     Scale,
+    StartGate,
     Step,
     old_template,
 )
+from sglpool.plan.surroundings import ObservedJob
 from sglpool.render import content_hash
+from support.model_objects import LOADING_TICKS, ModelPod, ModelStatefulSet
 
 TEMPLATE, SCALE = names.MANAGER_TEMPLATE, names.MANAGER_SCALE
-LOADING_TICKS = 2
 TICK_S = 60.0
 DRAIN_S = 300.0
 """`rollout.drainTimeout` of the pools here."""
-FULL = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
-
-
-@dataclass
-class ModelPod:
-    name: str
-    uid: str
-    owner: str
-    gpu_type: str
-    revision: str
-    good: bool
-    node: bool = False
-    ready: bool = False
-    loading: int = LOADING_TICKS
-    terminating: bool = False
-    wedged: bool = False
-    restarts: int = 0
-    annotations: dict[str, str] = field(default_factory=dict)
-    busy: bool = False
-    patience: int = 0
-    idle_ticks: int = 0
-    marked_s: float = 0.0
-
-    @property
-    def ordinal(self) -> int:
-        return names.ordinal_of(self.name)
-
-    @property
-    def draining(self) -> bool:
-        return self.annotations.get(names.ANNOTATION_DRAINING) == "true"
-
-    @property
-    def serves(self) -> bool:
-        unproven = self.annotations.get(names.ANNOTATION_UNPROVEN) == "true"
-        return self.ready and not self.terminating and not unproven
-
-    def manifest(self) -> Manifest:
-        condition = {"type": "Ready", "status": str(self.ready)}
-        scheduled = {"type": "PodScheduled", "status": str(self.node), "message": "" if self.node else FULL}
-        waiting = {"waiting": {"reason": "ErrImagePull"}} if self.node and not self.good else {}
-        owners = [{"kind": "StatefulSet", "uid": self.owner, "controller": True}] if self.owner else []
-        return {
-            "metadata": {
-                "name": self.name,
-                "uid": self.uid,
-                "labels": {names.LABEL_GPU: self.gpu_type, "controller-revision-hash": self.revision},
-                "ownerReferences": owners,
-                "annotations": dict(self.annotations),
-                **({"deletionTimestamp": "2026-01-01T00:00:00Z"} if self.terminating else {}),
-            },
-            "spec": {"nodeName": "n"} if self.node else {},
-            "status": {
-                "conditions": [condition, scheduled],
-                "containerStatuses": [{"state": waiting, "restartCount": self.restarts}],
-            },
-        }
-
-
-@dataclass
-class ModelStatefulSet:
-    name: str
-    uid: str
-    metadata: Manifest
-    spec: Manifest
-    template: Manifest
-    replicas: int
-    partition: int = 0
-    replicas_owners: set[str] = field(default_factory=set)
-    generation: int = 1
-    observed_generation: int = 0
-    current_revision: str = ""
-    update_revision: str = ""
-
-    @property
-    def gpu_type(self) -> str:
-        return str(self.metadata["labels"][names.LABEL_GPU])
-
-    def manifest(self) -> Manifest:
-        return {
-            "metadata": {
-                **self.metadata,
-                "uid": self.uid,
-                "generation": self.generation,
-                "managedFields": [{"manager": owner} for owner in self.replicas_owners],
-            },
-            "spec": {
-                **self.spec,
-                "replicas": self.replicas,
-                "updateStrategy": {"rollingUpdate": {"partition": self.partition}},
-            },
-            "status": {
-                "observedGeneration": self.observed_generation,
-                "currentRevision": self.current_revision,
-                "updateRevision": self.update_revision,
-            },
-        }
 
 
 class ModelCluster:
@@ -159,6 +65,7 @@ class ModelCluster:
         self.children: set[tuple[str, str]] = set()
         self.deployments: dict[str, Manifest] = {}
         self.revisions: dict[str, Manifest] = {}
+        self.jobs: dict[str, Manifest] = {}
         self.now_s = 1_700_000_000.0
         self.readable = True
         """Whether routers, or the engines of a pool without one, tell what replicas do."""
@@ -177,6 +84,7 @@ class ModelCluster:
             deployments=tuple(map(ObservedDeployment.from_manifest, self.deployments.values())),
             children=frozenset(self.children),
             refusals={},
+            jobs=tuple(map(ObservedJob.from_manifest, self.jobs.values())),
         )
 
     def loads(self) -> dict[str, ReplicaLoad] | None:
@@ -248,8 +156,8 @@ class ModelCluster:
                 for pod in self._named(name):
                     assert pod.ordinal < replicas or self._may_be_ended(pod), f"{pod} is cut off"
                 self._scale(self.statefulsets[name], replicas, partition)
-            case MarkPod(name=name, uid=uid, annotations=annotations):
-                self._mark(name, uid, annotations)
+            case MarkPod() | RecordGate() | StartGate() | DeleteObject(kind="Job"):
+                self._apply_gate(step)
             case DeleteObject(kind="Pod", name=name, uid=uid):
                 self._delete_pod(name, uid)
             case DeleteObject(name=name, uid=uid):
@@ -261,6 +169,18 @@ class ModelCluster:
             case _:
                 raise AssertionError(f"the model knows no {step}")
 
+    def _apply_gate(self, step: Step) -> None:
+        match step:
+            case MarkPod(name=name, uid=uid, annotations=annotations):
+                self._mark(name, uid, annotations)
+            case RecordGate(name=name, proven=proven, gated=gated):
+                record = {names.ANNOTATION_PROVEN: proven, names.ANNOTATION_GATED: gated}
+                self.statefulsets[name].record = record
+            case StartGate(manifest=manifest):
+                self._start_gate(manifest)
+            case DeleteObject(kind="Job", name=name):
+                self.jobs.pop(name, None)
+
     def _ensure(self, manifest: Manifest) -> None:
         """Applied. The controller of a Deployment has not looked yet, and its pods are those of before."""
         self.children.add((manifest["kind"], manifest["metadata"]["name"]))
@@ -269,6 +189,24 @@ class ModelCluster:
         before = self.deployments.get(manifest["metadata"]["name"], {"metadata": {"generation": 0}, "status": {}})
         metadata = {**manifest["metadata"], "uid": "d", "generation": before["metadata"]["generation"] + 1}
         self.deployments[metadata["name"]] = {**manifest, "metadata": metadata, "status": before["status"]}
+
+    def _start_gate(self, manifest: Manifest) -> None:
+        metadata = manifest["metadata"]
+        assert metadata["name"] not in self.jobs
+        tested = next(p for p in self.pods.values() if p.uid == metadata["annotations"][names.ANNOTATION_GATE_POD])
+        assert tested.ready
+        assert tested.annotations.get(names.ANNOTATION_UNPROVEN) == "true"
+        self.jobs[metadata["name"]] = {**manifest, "metadata": {**metadata, "uid": next(self._uids)}, "status": {}}
+
+    def _test(self, job: Manifest) -> None:
+        """A gate's Job fails for want of its replica, or because of what that runs."""
+        uid = job["metadata"]["annotations"][names.ANNOTATION_GATE_POD]
+        pod = next((p for p in self.pods.values() if p.uid == uid and p.ready), None)
+        passed = pod is not None and "fails" not in self._image(pod.revision)
+        job["status"] = {"conditions": [{"type": "Complete" if passed else "Failed", "status": "True"}]}
+
+    def _image(self, revision: str) -> str:
+        return str(self.revisions[revision]["spec"]["containers"][0]["image"])
 
     def _mark(self, name: str, uid: str, annotations: Mapping[str, str | None]) -> None:
         pod = self.pods.get(name)
@@ -361,6 +299,9 @@ class ModelCluster:
     def tick(self) -> None:
         """One round of the StatefulSet controller, the scheduler and the kubelets."""
         self.now_s += TICK_S
+        for job in self.jobs.values():
+            if not job["status"]:
+                self._test(job)
         for current in list(self.statefulsets.values()):
             self._control(current)
         for deployment in self.deployments.values():
@@ -400,7 +341,7 @@ class ModelCluster:
     def _start(self, current: ModelStatefulSet, ordinal: int) -> None:
         old = ordinal < current.partition
         revision = current.current_revision if old else current.update_revision
-        image = self.revisions[revision]["spec"]["containers"][0]["image"]
+        image = self._image(revision)
         name = f"{current.name}-{ordinal}"
         self.pods[name] = ModelPod(
             name=name,

@@ -7,7 +7,7 @@ A StatefulSet is written as one word per ordinal: `old` and `new` are ready on t
 import pytest
 
 from sglpool.plan import ObservedPod, ObservedStatefulSet
-from sglpool.plan.rollout import next_partition, pods_to_replace, rolling_out
+from sglpool.plan.rollout import Pace, next_partition, pods_to_replace, rolling_out
 from support.observed import observed_pod, observed_statefulset
 
 
@@ -77,28 +77,28 @@ def world(words: str, partition: int, replicas: int | None = None) -> tuple[Obse
 )
 def test_next_partition(words, partition, most, expected):
     statefulset, pods = world(words, partition)
-    assert next_partition(statefulset, pods, max_unavailable=most) == expected
+    assert next_partition(statefulset, pods, Pace(max_unavailable=most)) == expected
 
 
 def test_a_replica_that_is_refused_does_not_hold_up_the_template_that_cures_it():
     statefulset, pods = world("none old old", 3)
-    assert next_partition(statefulset, pods, max_unavailable=1, refused=True) == 2
+    assert next_partition(statefulset, pods, Pace(max_unavailable=1, refused=True)) == 2
 
 
 def test_scaling_up_in_mid_roll_out_waits_for_the_new_replicas():
     statefulset, pods = world("old old new new-loading", 2)
-    assert next_partition(statefulset, pods, max_unavailable=1) == 2
+    assert next_partition(statefulset, pods, Pace(max_unavailable=1)) == 2
 
 
 def test_scaling_down_in_mid_roll_out_goes_on_from_the_new_top():
     statefulset, pods = world("old old new new", 2, replicas=2)
-    assert next_partition(statefulset, pods, max_unavailable=1) == 1
+    assert next_partition(statefulset, pods, Pace(max_unavailable=1)) == 1
 
 
 def test_pods_of_somebody_else_do_not_count():
     statefulset, pods = world("old old new", 2)
     stranger = observed_pod(2, revision="old", ready=False, owner_uid="other")
-    assert next_partition(statefulset, [*pods, stranger], max_unavailable=1) == 1
+    assert next_partition(statefulset, [*pods, stranger], Pace(max_unavailable=1)) == 1
     assert pods_to_replace(statefulset, [stranger], max_unavailable=3) == ()
 
 
@@ -147,3 +147,42 @@ def test_pods_beyond_the_size_are_left_to_the_controller():
 )
 def test_rolling_out(words, partition, rolling):
     assert rolling_out(*world(words, partition)) is rolling
+
+
+def test_two_replicas_of_one_node_are_not_away_at_once_while_others_can_go():
+    def partition(*nodes: str, most: int = 2) -> int:
+        pods = [observed_pod(ordinal, revision="old", node=node) for ordinal, node in enumerate(nodes)]
+        statefulset = observed_statefulset(replicas=len(nodes), partition=len(nodes), current="old")
+        return next_partition(statefulset, pods, Pace(max_unavailable=most))
+
+    assert partition("a", "b", "a", "b") == 2
+    assert partition("a", "a", "b", "b") == 3
+    assert partition("a", "a", "a") == 1, "they all are on one node: waiting saves nothing"
+    assert partition("a", "b", "b", "b", most=3) == 3
+
+
+def test_a_neighbour_that_is_down_keeps_a_replica_of_its_node():
+    pods = [
+        observed_pod(0, revision="old", node="a"),
+        observed_pod(1, revision="old", node="b", ready=False, restarts=9),
+        observed_pod(2, revision="old", node="b"),
+    ]
+    statefulset = observed_statefulset(replicas=3, partition=3, current="old")
+    assert next_partition(statefulset, pods, Pace(max_unavailable=2)) == 3
+
+
+def test_what_waits_is_held_and_what_goes_for_another_reason_counts_as_down():
+    statefulset, pods = world("old old old", 3)
+    assert next_partition(statefulset, pods, Pace(max_unavailable=1, waits=frozenset({2}))) == 3
+    assert next_partition(statefulset, pods, Pace(max_unavailable=1, waits=frozenset({1}))) == 2
+    assert next_partition(statefulset, pods, Pace(max_unavailable=1, away=frozenset({0}))) == 3
+    assert next_partition(statefulset, pods, Pace(max_unavailable=3, lowest=2)) == 2
+
+
+def test_a_replica_that_returns_from_an_abandoned_revision_is_waited_for():
+    pods = [
+        observed_pod(0, revision="bad", ready=False, waiting=("ErrImagePull", "x")),
+        observed_pod(1, revision="old"),
+    ]
+    statefulset = observed_statefulset(replicas=2, partition=2, current="old")
+    assert next_partition(statefulset, pods, Pace(max_unavailable=1)) == 2

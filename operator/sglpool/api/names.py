@@ -36,14 +36,25 @@ ANNOTATION_DRAIN_DEADLINE = f"{GROUP}/drain-deadline"
 """Unix seconds after which the rest of them move too."""
 ANNOTATION_UNPROVEN = f"{GROUP}/unproven"
 """`true`: a revision that has not passed its gate yet gets no traffic."""
+# Annotations that the operator writes for a roll-out's gate: on StatefulSets, and on the gate's Job.
+ANNOTATION_PROVEN = f"{GROUP}/proven-revision"
+"""The revision that passed its gate, or served before there was one; `none` while no revision has."""
+ANNOTATION_GATED = f"{GROUP}/gated-revision"
+"""The revision that has to pass its gate, written before any replica gets it."""
+PROVEN_NONE = "none"
+ANNOTATION_GATE_POD = f"{GROUP}/gate-pod"
+"""uid of the replica that a gate's Job tests."""
 # Annotations that a user writes.
+ANNOTATION_ROLLOUT = f"{GROUP}/rollout"
+"""`pause`, `abort`, or `resume`, which may be told from a former one: `resume-2`. A gate's Job carries what it said."""
 ANNOTATION_RENDER = f"{GROUP}/render"
 RENDER_LATEST = "latest"
 ANNOTATION_ADOPT = f"{GROUP}/adopt-object"
 
-# Field managers of server-side apply: one for templates and metadata, one for replicas and partition.
+# Field managers of server-side apply: for templates and metadata, for replicas and partition, for what a gate found.
 MANAGER_TEMPLATE = "sglpool"
 MANAGER_SCALE = "sglpool-scale"
+MANAGER_GATE = "sglpool-gate"
 
 ENGINE_CONTAINER = "engine"
 WEIGHTS_CONTAINER = "weights"
@@ -92,6 +103,11 @@ def router_configmap_name(pool: str, content_hash: str) -> str:
 def store_name(pool: str) -> str:
     """Name shared by Deployment, Service and NetworkPolicy of the Valkey that a pool keeps for its routers."""
     return f"{pool}-valkey"
+
+
+def gate_name(pool: str, content_hash: str) -> str:
+    """Name of the Job that tests one revision."""
+    return f"{pool}-gate-{content_hash}"
 
 
 def is_router_child(pool: str, kind: str, name: str) -> bool:

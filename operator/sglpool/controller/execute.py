@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from sglpool.api import names
 from sglpool.api.base import Manifest
 from sglpool.api.pool import Pool
+from sglpool.controller.phrases import phrase
 from sglpool.controller.store import PoolKey, Store
 from sglpool.kube import Conflict, Forbidden, Invalid, KubeError, KubePort, NotFound, resource_for
 from sglpool.kube.resources import (
     CONTROLLER_REVISIONS,
     DEPLOYMENTS,
+    JOBS,
     NETWORK_POLICIES,
     POD_DISRUPTION_BUDGETS,
     PODS,
@@ -35,16 +37,18 @@ from sglpool.plan import (
     MarkPod,
     OrphanStatefulSet,
     Plan,
+    RecordGate,
     RecreateStatefulSet,
     Scale,
+    StartGate,
     Step,
     old_template,
 )
 from sglpool.plan.children import contains, is_owned
 from sglpool.plan.status import Blocker
-from sglpool.render import scale_manifest
+from sglpool.render import gate_record, scale_manifest
 
-_KINDS = {"Pod": PODS, "StatefulSet": STATEFULSETS}
+_KINDS = {"Job": JOBS, "Pod": PODS, "StatefulSet": STATEFULSETS}
 _CHILD_KINDS = {
     resource.kind: resource
     for resource in (
@@ -132,20 +136,24 @@ class Executor:
                 await self._apply_to_known(pool, manifest, names.MANAGER_TEMPLATE)
             case Scale():
                 await self._scale(pool, step)
+            case RecordGate():
+                await self._record_gate(pool, step)
             case AdoptStatefulSet():
                 await self._adopt(pool, step)
             case OrphanStatefulSet(name=name, uid=uid):
                 await self._orphan(pool, name=name, uid=uid)
-            case MarkPod() | EnsureChild() | DeleteObject() | DeleteChild():
+            case MarkPod() | StartGate() | EnsureChild() | DeleteObject() | DeleteChild():
                 if not await self._change(pool, step):
                     return ""
-        return _phrase(step)
+        return phrase(step)
 
-    async def _change(self, pool: Pool, step: MarkPod | EnsureChild | DeleteObject | DeleteChild) -> bool:
+    async def _change(self, pool: Pool, step: MarkPod | StartGate | EnsureChild | DeleteObject | DeleteChild) -> bool:
         """Do a step that may turn out to be needless; whether it changed anything."""
         match step:
             case MarkPod():
                 return await self._mark_pod(pool, step)
+            case StartGate(manifest=manifest):
+                return await self._start_gate(pool, manifest)
             case EnsureChild(manifest=manifest):
                 return await self._ensure_child(pool, manifest)
             case DeleteObject() | DeleteChild():
@@ -189,6 +197,27 @@ class Executor:
         )
         await self._apply_to_known(pool, manifest, names.MANAGER_SCALE)
 
+    async def _record_gate(self, pool: Pool, step: RecordGate) -> None:
+        """Write what is proven on the StatefulSet that was planned for.
+
+        The store learns of it by the watch, which puts the pool in line: nothing else would.
+        """
+        record = gate_record(name=step.name, namespace=pool.namespace, proven=step.proven, gated=step.gated)
+        await self._apply_to_known(pool, record, names.MANAGER_GATE, remember=False)
+
+    async def _start_gate(self, pool: Pool, manifest: Manifest) -> bool:
+        """Create the Job of a gate; False if it is there already."""
+        live = await self._create_if_free(manifest)
+        if live is not None:
+            self._store.put_job(live)
+            return True
+        existing = await self._find(pool, manifest)
+        if existing is None:
+            raise LookAgain  # it was there for a moment
+        _refuse_stranger(existing, manifest, pool)
+        self._store.put_job(existing)
+        return False
+
     async def _mark_pod(self, pool: Pool, step: MarkPod) -> bool:
         """Annotate that incarnation of a pod; False if it is gone already."""
         patch = {"metadata": {"uid": step.uid, "annotations": dict(step.annotations)}}
@@ -203,7 +232,7 @@ class Executor:
         self._store.put_pod(marked)
         return True
 
-    async def _apply_to_known(self, pool: Pool, manifest: Manifest, manager: str) -> None:
+    async def _apply_to_known(self, pool: Pool, manifest: Manifest, manager: str, *, remember: bool = True) -> None:
         """Apply to the StatefulSet that was planned for, by its uid.
 
         Without the uid, an apply to one that was deleted meanwhile would create it, with the API's default of one
@@ -219,7 +248,8 @@ class Executor:
             if "metadata.uid" in error.message:  # another one has its name by now
                 raise LookAgain from error
             raise
-        self._store.put_statefulset(applied, _key(pool))
+        if remember:
+            self._store.put_statefulset(applied, _key(pool))
 
     async def _must_be_free(self, pool: Pool, manifest: Manifest) -> None:
         """Refuse to create a StatefulSet over one that exists, which may be news, a stranger, or on its way out."""
@@ -358,24 +388,3 @@ def _outcome(changes: Sequence[str], done: Sequence[Step], failures: Sequence[Ba
         transient=transient,
         look_again=look_again,
     )
-
-
-def _phrase(step: Step) -> str:
-    """A step as the log shows it."""
-    match step:
-        case CreateStatefulSet(manifest=m) | RecreateStatefulSet(manifest=m) | ApplyTemplate(manifest=m):
-            what = f"{type(step).__name__} {m['metadata']['name']}"
-        case EnsureChild(manifest=m):
-            what = f"Apply {m['kind']} {m['metadata']['name']}"
-        case DeleteObject(kind=kind, name=name) | DeleteChild(kind=kind, name=name):
-            what = f"Delete {kind} {name}"
-        case Scale(name=name, replicas=replicas, partition=partition):
-            what = f"Scale {name} to {replicas}, partition {partition}"
-        case MarkPod(name=name, annotations=annotations):
-            said = ", ".join(
-                f"{key}={value}" if value is not None else f"no {key}" for key, value in annotations.items()
-            )
-            what = f"Mark {name} {said}"
-        case AdoptStatefulSet(name=name) | OrphanStatefulSet(name=name):
-            what = f"{type(step).__name__} {name}"
-    return f"{what} ({step.reason})"

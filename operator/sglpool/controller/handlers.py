@@ -75,6 +75,10 @@ def build_registry(queue: KeyedQueue[PoolKey], store: Store) -> kopf.OperatorReg
     async def pod_event(event: Any, **_: Any) -> None:
         follow(event, store.put_pod)
 
+    @kopf.on.event("batch", "v1", "jobs", registry=registry)
+    async def job_event(event: Any, **_: Any) -> None:
+        follow(event, store.put_job)
+
     def follow(event: Any, put: Callable[[Manifest], bool]) -> None:
         """Tell the store, and put the pool in line if the planner would see a difference."""
         manifest = event["object"]
@@ -110,7 +114,6 @@ def build_settings() -> kopf.OperatorSettings:
     # A worker keeps its object's last event until it has idled for so long; the default is 5 s.
     settings.queueing.idle_timeout = 0.1
     settings.execution.max_workers = 1
-    for plural in ("statefulsets", "deployments", "pods"):
-        group = "" if plural == "pods" else "apps"
+    for plural, group in {"statefulsets": "apps", "deployments": "apps", "pods": "", "jobs": "batch"}.items():
         settings.watching.label_selectors[group, "v1", plural] = names.MANAGED_SELECTOR
     return settings

@@ -28,6 +28,7 @@ from sglpool.kube import Forbidden, KubeError, KubePort, Resource
 from sglpool.kube.resources import (
     CONFIGMAPS,
     DEPLOYMENTS,
+    JOBS,
     NETWORK_POLICIES,
     NODES,
     POD_DISRUPTION_BUDGETS,
@@ -143,9 +144,10 @@ class Resync:
             async for page in self._pages(STATEFULSETS, namespace):
                 for manifest in page:
                     views.put_statefulset(manifest)
-            async for page in self._pages(PODS, namespace):
-                for manifest in page:
-                    views.put_pod(manifest)
+            for resource, put in ((PODS, views.put_pod), (JOBS, views.put_job)):
+                async for page in self._pages(resource, namespace):
+                    for manifest in page:
+                        put(manifest)
         found = await self._read_pools(views)
         self._store.replace(views, mark=mark)
         pools = [*found.children]

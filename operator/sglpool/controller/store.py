@@ -1,4 +1,4 @@
-"""What the watches have told us: small views of StatefulSets, Deployments and pods, by pool.
+"""What the watches have told us: small views of StatefulSets, Deployments, pods and Jobs, by pool.
 
 The operator's informer cache, with one guarantee that kopf's own indexes lack: a full listing replaces it, so an
 object whose deletion was missed lives here no longer than until the next resync. Not here: pools, which every
@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from sglpool.api import names
 from sglpool.api.base import Manifest
 from sglpool.plan import Observed, ObservedDeployment, ObservedPod, ObservedStatefulSet, Refusal
+from sglpool.plan.surroundings import ObservedJob
 
 PoolKey = tuple[str, str]
 """Namespace and name of a pool."""
 
 _ROUTER_COMPONENTS = frozenset({names.COMPONENT_ROUTER, names.COMPONENT_STORE})
+_OTHER_COMPONENTS = _ROUTER_COMPONENTS | {names.COMPONENT_GATE}
 
-View = ObservedStatefulSet | ObservedDeployment | ObservedPod
+View = ObservedStatefulSet | ObservedDeployment | ObservedPod | ObservedJob
 
 
 @dataclass(slots=True)
@@ -32,12 +34,13 @@ class _PoolEntries:
     statefulsets: dict[str, _Entry] = field(default_factory=dict)
     deployments: dict[str, _Entry] = field(default_factory=dict)
     pods: dict[str, _Entry] = field(default_factory=dict)
+    jobs: dict[str, _Entry] = field(default_factory=dict)
     children: frozenset[tuple[str, str]] = frozenset()
     surplus: frozenset[tuple[str, str]] = frozenset()
 
     def kinds(self) -> tuple[dict[str, _Entry], ...]:
         """What is watched, kind by kind."""
-        return self.statefulsets, self.deployments, self.pods
+        return self.statefulsets, self.deployments, self.pods, self.jobs
 
 
 def pool_key(manifest: Manifest) -> PoolKey | None:
@@ -85,6 +88,13 @@ class Store:
             return False
         return self._put(self._entries(key).pods, manifest, ObservedPod.from_manifest)
 
+    def put_job(self, manifest: Manifest) -> bool:
+        """Remember a Job of a gate as it is now; whether that changed anything the planner looks at."""
+        key = pool_key(manifest)
+        if key is None or manifest["metadata"]["uid"] in self._buried:
+            return False
+        return self._put(self._entries(key).jobs, manifest, ObservedJob.from_manifest)
+
     def forget(self, manifest: Manifest) -> None:
         """Forget an object that was deleted."""
         key = pool_key(manifest)
@@ -121,6 +131,7 @@ class Store:
             self._merge(mine.statefulsets, fresh.statefulsets, mark)
             self._merge(mine.deployments, fresh.deployments, mark)
             self._merge(mine.pods, fresh.pods, mark)
+            self._merge(mine.jobs, fresh.jobs, mark)
             self._tidy(key)
         self._buried = {uid: seq for uid, seq in self._buried.items() if seq > mark}
 
@@ -176,12 +187,13 @@ class Store:
             statefulsets=tuple(
                 e.view for e in entries.statefulsets.values() if isinstance(e.view, ObservedStatefulSet)
             ),
-            pods=tuple(pod for pod in pods if pod.component not in _ROUTER_COMPONENTS),
+            pods=tuple(pod for pod in pods if pod.component not in _OTHER_COMPONENTS),
             router_pods=tuple(pod for pod in pods if pod.component in _ROUTER_COMPONENTS),
             deployments=tuple(e.view for e in entries.deployments.values() if isinstance(e.view, ObservedDeployment)),
             children=entries.children,
             surplus=entries.surplus,
             refusals=refusals,
+            jobs=tuple(e.view for e in entries.jobs.values() if isinstance(e.view, ObservedJob)),
         )
 
     def _entries(self, key: PoolKey) -> _PoolEntries:

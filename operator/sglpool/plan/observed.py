@@ -13,6 +13,7 @@ from sglpool.api import names
 from sglpool.api.base import Manifest
 from sglpool.api.engine import GPU_RESOURCE
 from sglpool.api.pool import Pool
+from sglpool.plan.surroundings import ObservedJob
 
 MAX_WORDS = 200
 """Characters that a condition quotes of a container's last message."""
@@ -44,6 +45,8 @@ class ObservedStatefulSet:
         scale_owned: Whether the scale manager owns spec.replicas.
         current_revision: status.currentRevision: what all replicas ran when the last roll-out ended.
         update_revision: status.updateRevision: the template as it is.
+        proven: The revision that passed its gate, `none` while none has, empty where there never was a gate.
+        gated: The revision that has to pass its gate, or has.
         service_name: spec.serviceName, immutable.
         selector: spec.selector.matchLabels, immutable.
         pod_management_policy: spec.podManagementPolicy, immutable.
@@ -66,6 +69,8 @@ class ObservedStatefulSet:
     service_name: str
     selector: Mapping[str, str]
     pod_management_policy: str
+    proven: str = ""
+    gated: str = ""
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> "ObservedStatefulSet":
@@ -92,6 +97,8 @@ class ObservedStatefulSet:
             service_name=spec.get("serviceName", ""),
             selector=(spec.get("selector") or {}).get("matchLabels") or {},
             pod_management_policy=spec.get("podManagementPolicy", "OrderedReady"),
+            proven=annotations.get(names.ANNOTATION_PROVEN, ""),
+            gated=annotations.get(names.ANNOTATION_GATED, ""),
         )
 
 
@@ -268,6 +275,7 @@ class Observed:
         children: Kind and name of the shared children that exist, are the pool's and are as they should be.
         surplus: Kind and name of children that are the pool's and that its spec does not ask for.
         refusals: Why pods are missing, by StatefulSet, where known.
+        jobs: Jobs of its gates.
     """
 
     statefulsets: tuple[ObservedStatefulSet, ...] = ()
@@ -277,6 +285,7 @@ class Observed:
     children: frozenset[tuple[str, str]] = frozenset()
     surplus: frozenset[tuple[str, str]] = frozenset()
     refusals: Mapping[str, Refusal]
+    jobs: tuple[ObservedJob, ...] = ()
 
     def statefulset(self, name: str) -> ObservedStatefulSet | None:
         """The StatefulSet of that name."""

@@ -12,6 +12,7 @@ from sglpool.api.base import Manifest
 from sglpool.api.pool import Pool
 from sglpool.plan.children import expected_children
 from sglpool.plan.drain import Moment, ReplicaLoad, next_deadline_s
+from sglpool.plan.gate import gate_state, gate_steps, stale_jobs
 from sglpool.plan.observed import Observed, ObservedStatefulSet
 from sglpool.plan.replicas import desired_replicas
 from sglpool.plan.router import router_steps
@@ -87,6 +88,7 @@ class _Scene:
             max_unavailable=self.pool.spec.rollout.max_unavailable,
             refused=current.name in self.observed.refusals,
             elsewhere=sum(self.serving(t) for t in self.desired if t != current.gpu_type),
+            gate=gate_state(self.pool, current, self.observed),
         )
 
     def serving(self, gpu_type: str) -> int:
@@ -130,6 +132,9 @@ def make_plan(
     for one in sized:
         _side_by_side(stages, _plan_type(scene, one))
     _side_by_side(stages, _removed_types(scene))
+    if may_render and observed.jobs:
+        own = [s for s in observed.statefulsets if s.owner_uid == pool.uid]
+        _side_by_side(stages, [stale_jobs(pool, [gate_state(pool, s, observed) for s in own], observed)])
     if may_render or current:
         _side_by_side(stages, [_children(pool, observed)])
         _side_by_side(stages, router_steps(pool, sized, observed))
@@ -160,7 +165,12 @@ def _plan_type(scene: _Scene, sized: SizedGPU) -> list[list[Step]]:
     case = scene.case(current, replicas)
     if may_render and template_outdated(pool, sized, current):
         return _change_template(pool, sized, case)
-    return settle(case)
+    return _beside(settle(case), gate_steps(pool, current, case.gate, scene.observed))
+
+
+def _beside(stages: list[list[Step]], steps: Sequence[Step]) -> list[list[Step]]:
+    """The stages with more steps in the first one."""
+    return [[*(stages[0] if stages else []), *steps], *stages[1:]]
 
 
 def template_outdated(pool: Pool, sized: SizedGPU, current: ObservedStatefulSet) -> bool:

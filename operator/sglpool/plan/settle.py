@@ -6,9 +6,10 @@ Not here: creation, adoption and changes of the template (`plan.planner`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sglpool.plan.drain import Moment, drained, mark_steps, may_go
+from sglpool.plan.gate import GateState
 from sglpool.plan.observed import ObservedPod, ObservedStatefulSet
 from sglpool.plan.rollout import Pace, next_partition, pods_to_replace, takes
 from sglpool.plan.steps import DeleteObject, Scale, Step
@@ -26,6 +27,7 @@ class Case:
         max_unavailable: Most replicas that may be away at a time for our sake.
         refused: Whether the API server refuses its missing pods.
         elsewhere: Ready replicas of the pool's other types that stay.
+        gate: How far the newest revision is, and what the user says about the roll-out.
     """
 
     current: ObservedStatefulSet
@@ -35,6 +37,12 @@ class Case:
     max_unavailable: int
     refused: bool = False
     elsewhere: int = 0
+    gate: GateState = field(default_factory=GateState)
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether replicas have to return to the revision before, and there is one."""
+        return self.gate.goes_back and self.current.current_revision != self.current.update_revision
 
     @property
     def surplus(self) -> dict[str, str]:
@@ -55,10 +63,10 @@ def settle(case: Case) -> list[list[Step]]:
     """The steps that are due.
 
     Pods are replaced one call after the partition was moved, when its controller has seen it: deleted sooner, they
-    could return on the old revision.
+    could return on the old revision, or on the new one when they should go back.
     """
     size = size_now(case)
-    reached, partition = _roll_out(case, size)
+    reached, partition = _go_back(case, size) if case.goes_back else _roll_out(case, size)
     leaving = {**reached, **case.surplus}
     marks: list[Step] = [*mark_steps(case.pods, leaving, case.at)]
     scale = _scale(case, size, partition)
@@ -66,9 +74,18 @@ def settle(case: Case) -> list[list[Step]]:
         return [[*marks, scale]]
     if not case.current.caught_up:
         return [marks]
-    reason = "the roll-out replaces it"
     outdated = pods_to_replace(case.current, case.pods, max_unavailable=case.max_unavailable)
-    return [[*marks, *(DeleteObject(kind="Pod", name=p.name, uid=p.uid, reason=reason) for p in outdated)]]
+    reason = "the roll-out replaces it"
+    if case.goes_back:
+        outdated = (*outdated, *(p for p in _returning(case) if may_go(p, case.at) and not p.terminating))
+        reason = "it returns to the revision before"
+    return [[*marks, *(_replace(pod, case, reason) for pod in dict.fromkeys(outdated))]]
+
+
+def _replace(pod: ObservedPod, case: Case, reason: str) -> DeleteObject:
+    """Delete a pod, so that its StatefulSet makes it anew."""
+    gone = drained([pod], case.at) if pod.ready else None
+    return DeleteObject(kind="Pod", name=pod.name, uid=pod.uid, reason=reason, drained=gone)
 
 
 def surplus_marks(case: Case) -> list[Step]:
@@ -80,20 +97,50 @@ def surplus_marks(case: Case) -> list[Step]:
 def _roll_out(case: Case, size: int) -> tuple[dict[str, str], int]:
     """Ready pods that the roll-out has reached, with the reason, and the partition to set now."""
     current = case.current
-    partition = min(current.partition, size)
-    if not current.caught_up or current.replicas == 0:
+    partition = _held_partition(case, size)
+    replicas = min(current.replicas, size)
+    if case.gate.held or not current.caught_up or replicas == 0:
         return {}, partition
-    shrunk = replace(current, replicas=min(current.replicas, size), partition=partition)
-    pods = [pod for pod in case.pods if pod.ordinal < shrunk.replicas]
+    shrunk = replace(current, replicas=replicas, partition=min(partition, replicas))
+    pods = [pod for pod in case.pods if pod.ordinal < replicas]
     pace = Pace(max_unavailable=case.max_unavailable, refused=case.refused)
+    if case.gate.closed:
+        pace = replace(pace, max_unavailable=1, lowest=replicas - 1)
     far = next_partition(shrunk, pods, pace)
+    if far >= replicas:
+        return {}, partition
     reached = [pod for pod in takes(shrunk, pods, to=far) if pod.ordinal < case.wanted]
     if reached and not _others_serve(case, reached):
         # Nobody could take their conversations, and marked they would turn new ones away: waiting helps nobody.
         return {}, far
     waits = frozenset(pod.ordinal for pod in pods if pod.ready and not may_go(pod, case.at))
     near = next_partition(shrunk, pods, replace(pace, waits=waits))
-    return {pod.uid: "the roll-out has reached it" for pod in reached}, near
+    reason = "the roll-out has reached it"
+    return {pod.uid: reason for pod in reached}, near if near < replicas else partition
+
+
+def _held_partition(case: Case, size: int) -> int:
+    """The partition without any progress; one that holds every replica of a gated roll-out holds added ones too."""
+    current = case.current
+    holds_all = current.partition >= current.replicas > 0 and (case.gate.closed or case.gate.held)
+    return size if holds_all else min(current.partition, size)
+
+
+def _go_back(case: Case, size: int) -> tuple[dict[str, str], int]:
+    """Ready pods that have to leave the newest revision, with the reason, and the partition: it holds everything."""
+    serving = [pod for pod in _returning(case) if pod.ready and pod.unproven != "true"]
+    return {pod.uid: "it returns to the revision before" for pod in serving}, size
+
+
+def _returning(case: Case) -> list[ObservedPod]:
+    """Pods to end now, or to empty: all that serve nobody, and of the others no more than may be away."""
+    current = case.current
+    newest = [p for p in case.pods if p.revision == current.update_revision and p.ordinal < case.wanted]
+    idle = [pod for pod in newest if not pod.ready or pod.unproven == "true"]
+    serving = [pod for pod in reversed(newest) if pod not in idle]
+    up = sum(pod.ready for pod in case.pods if pod.ordinal < case.wanted)
+    room = case.max_unavailable - max(min(case.wanted, current.replicas) - up, 0)
+    return [*idle, *serving[: max(room, 0)]]
 
 
 def _others_serve(case: Case, reached: Sequence[ObservedPod]) -> bool:

@@ -80,6 +80,24 @@ class MarkPod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordGate:
+    """Write on a StatefulSet which revision is proven, and which has to be: an apply of its own manager."""
+
+    name: str
+    proven: str
+    gated: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartGate:
+    """Create the Job of a gate, unless it is there."""
+
+    manifest: Manifest
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnsureChild:
     """Apply a child that is no StatefulSet."""
 
@@ -155,6 +173,8 @@ Step = (
     | ApplyTemplate
     | Scale
     | MarkPod
+    | RecordGate
+    | StartGate
     | EnsureChild
     | DeleteObject
     | DeleteChild

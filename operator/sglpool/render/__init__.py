@@ -7,6 +7,7 @@ already) is decided in `plan`.
 from sglpool.render.argv import engine_argv
 from sglpool.render.children import shared_children
 from sglpool.render.configmap import launch_configmap
+from sglpool.render.gate import gate_job, gate_job_name, gate_record
 from sglpool.render.hashes import children_hash, content_hash, spec_hash
 from sglpool.render.router import endpoint, has_router, router_children, router_configmap, router_hash
 from sglpool.render.statefulset import scale_manifest, statefulset
@@ -16,6 +17,9 @@ __all__ = [
     "content_hash",
     "endpoint",
     "engine_argv",
+    "gate_job",
+    "gate_job_name",
+    "gate_record",
     "has_router",
     "launch_configmap",
     "router_children",

@@ -1,0 +1,236 @@
+"""The gate of a roll-out: how far a revision is on its way to users, and what the user said about the roll-out.
+
+A revision under a gate runs on one replica, gets no traffic, and has to pass a Job. What is known of it stands on
+objects: on the StatefulSet which revision is proven and which has to be, on the Job how its test went, on pods whether
+they get traffic. Not here: which ordinals move meanwhile (`plan.settle`), the Job itself (`render.gate`).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sglpool.api import names
+from sglpool.api.pool import Pool
+from sglpool.plan.observed import Observed, ObservedPod, ObservedStatefulSet
+from sglpool.plan.problems import Problem
+from sglpool.plan.steps import DeleteObject, MarkPod, RecordGate, StartGate, Step
+from sglpool.plan.surroundings import ObservedJob
+from sglpool.render import gate_job, gate_job_name
+
+
+class Word(StrEnum):
+    """What the user's annotation says about the roll-out."""
+
+    NOTHING = ""
+    PAUSE = "pause"
+    ABORT = "abort"
+    RESUME = "resume"
+    UNKNOWN = "unknown"
+
+
+class Stage(StrEnum):
+    """How far the newest revision is.
+
+    OPEN: it is proven, or there is no gate.
+    SERVING: it serves already, so that a gate comes too late: it counts as proven from now on.
+    NEW: nothing is written about it yet, and nothing may move before.
+    WAITING: no replica runs it yet, or none is ready.
+    DUE: a replica is ready for the test.
+    RUNNING: the test runs.
+    STALE: the test that is there says nothing: its replica is gone, or the user wants another.
+    PASSED: the test has passed, which has to be written down.
+    FAILED: the test has failed.
+    """
+
+    OPEN = "open"
+    SERVING = "serving"
+    NEW = "new"
+    WAITING = "waiting"
+    DUE = "due"
+    RUNNING = "running"
+    STALE = "stale"
+    PASSED = "passed"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateState:
+    """The gate of one StatefulSet.
+
+    Attributes:
+        stage: How far its newest revision is.
+        word: What the user says.
+        job: The Job of its test, if there is one.
+        pod: The replica to test, if there is one.
+    """
+
+    stage: Stage = Stage.OPEN
+    word: Word = Word.NOTHING
+    job: ObservedJob | None = None
+    pod: ObservedPod | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the newest revision may get no traffic."""
+        return self.stage not in {Stage.OPEN, Stage.SERVING}
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether replicas have to return to the revision before."""
+        return self.word is Word.ABORT or self.stage is Stage.FAILED
+
+    @property
+    def held(self) -> bool:
+        """Whether no further replica may get the newest revision."""
+        return self.goes_back or self.word in {Word.PAUSE, Word.UNKNOWN} or self.stage is Stage.NEW
+
+
+def word_of(pool: Pool) -> Word:
+    """What the pool's annotation says; `resume` may carry a suffix, so that it can be said again."""
+    text = pool.annotations.get(names.ANNOTATION_ROLLOUT, "").strip()
+    if text.partition("-")[0] == Word.RESUME:
+        return Word.RESUME
+    return Word(text) if text in {Word.NOTHING, Word.PAUSE, Word.ABORT} else Word.UNKNOWN
+
+
+def gate_state(pool: Pool, current: ObservedStatefulSet, observed: Observed) -> GateState:
+    """How far the newest revision of a StatefulSet is."""
+    word, gate = word_of(pool), pool.spec.rollout.gate
+    revision = current.update_revision
+    if gate is None or not revision or current.proven == revision:
+        return GateState(word=word)
+    pods = [p for p in _own(current, observed.pods) if p.revision == revision]
+    if current.gated != revision:
+        serving = any(pod.ready and pod.unproven != "true" for pod in pods)
+        return GateState(stage=Stage.SERVING if serving else Stage.NEW, word=word)
+    name = gate_job_name(pool, gate, revision)
+    job = next((j for j in observed.jobs if j.name == name and j.owner_uid == pool.uid), None)
+    ready = [pod for pod in pods if pod.ready and pod.address]
+    pod = max(ready, key=lambda p: p.ordinal, default=None)
+    if job is None:
+        return GateState(stage=Stage.WAITING if pod is None else Stage.DUE, word=word, pod=pod)
+    return GateState(stage=_stage(pool, job, pods), word=word, job=job, pod=pod)
+
+
+def _stage(pool: Pool, job: ObservedJob, pods: Sequence[ObservedPod]) -> Stage:
+    if job.state == "Passed":
+        return Stage.PASSED
+    if job.state == "Failed":
+        again = word_of(pool) is Word.RESUME and pool.annotations[names.ANNOTATION_ROLLOUT] != job.word
+        return Stage.STALE if again else Stage.FAILED
+    return Stage.RUNNING if any(pod.uid == job.pod_uid for pod in pods) else Stage.STALE
+
+
+def gate_steps(pool: Pool, current: ObservedStatefulSet, state: GateState, observed: Observed) -> list[Step]:
+    """What the gate needs now: a record, a Job, or that a Job goes, and who gets traffic."""
+    return [*_progress(pool, current, state), *_traffic(pool, current, state, _own(current, observed.pods))]
+
+
+def _progress(pool: Pool, current: ObservedStatefulSet, state: GateState) -> list[Step]:
+    name, revision, gate = current.name, current.update_revision, pool.spec.rollout.gate
+    match state:
+        case GateState(stage=Stage.SERVING):
+            return [RecordGate(name=name, proven=revision, gated=revision, reason="it serves already")]
+        case GateState(stage=Stage.NEW) if current.caught_up:
+            proven = current.proven or (
+                names.PROVEN_NONE if current.current_revision == revision else current.current_revision
+            )
+            return [RecordGate(name=name, proven=proven, gated=revision, reason="it has to pass the gate")]
+        case GateState(stage=Stage.PASSED):
+            return [RecordGate(name=name, proven=revision, gated=revision, reason="it passed the gate")]
+        case GateState(stage=Stage.DUE, pod=ObservedPod() as pod) if gate is not None and state.word is not Word.ABORT:
+            job = gate_job(pool, gate, revision=revision, pod_uid=pod.uid, address=pod.address)
+            return [StartGate(manifest=job, reason=f"{pod.name} is ready on {revision}")]
+        case GateState(stage=Stage.STALE, job=ObservedJob() as job):
+            return [DeleteObject(kind="Job", name=job.name, uid=job.uid, reason="its replica is gone, or asked again")]
+    return []
+
+
+def _traffic(pool: Pool, current: ObservedStatefulSet, state: GateState, pods: Iterable[ObservedPod]) -> list[Step]:
+    """Marks that keep traffic from what is not proven, and let it in where it is."""
+    steps: list[Step] = []
+    for pod in pods:
+        wanted = _unproven(pool, current, state, pod)
+        if pod.unproven == wanted or (not wanted and pod.unproven != "true") or pod.terminating:
+            continue
+        reason = f"{pod.revision} has not passed the gate" if wanted else f"{pod.revision} may serve"
+        annotations = {names.ANNOTATION_UNPROVEN: "true" if wanted else "false"}
+        steps.append(MarkPod(name=pod.name, uid=pod.uid, annotations=annotations, reason=reason))
+    return steps
+
+
+def _unproven(pool: Pool, current: ObservedStatefulSet, state: GateState, pod: ObservedPod) -> str:
+    """`true` if a pod may get no traffic, else empty."""
+    if pool.spec.rollout.gate is None:
+        return ""
+    if pod.revision == current.update_revision:
+        return "true" if state.closed else ""
+    # Of older revisions, one that was under a gate and never passed stays without.
+    return "true" if current.proven == names.PROVEN_NONE or pod.unproven == "true" else ""
+
+
+def stale_jobs(pool: Pool, states: Iterable[GateState], observed: Observed) -> list[Step]:
+    """Jobs of tests that nobody waits for any more."""
+    wanted = {state.job.name for state in states if state.job is not None}
+    reason = "its revision or its test is no longer the newest"
+    return [
+        DeleteObject(kind="Job", name=job.name, uid=job.uid, reason=reason)
+        for job in observed.jobs
+        if job.owner_uid == pool.uid and job.name not in wanted
+    ]
+
+
+def rollout_hold(pool: Pool, observed: Observed) -> Problem | None:
+    """Why a roll-out does not go on, or not yet, for the user; None where nothing holds one.
+
+    Reasons: RolloutUnknownWord, GateFailed, RolloutAborted, RolloutPaused, GateRunning.
+    """
+    word = pool.annotations.get(names.ANNOTATION_ROLLOUT, "")
+    if word_of(pool) is Word.UNKNOWN:
+        return Problem(
+            "RolloutUnknownWord",
+            f"annotation {names.ANNOTATION_ROLLOUT} says {word[:40]!r}, which means nothing: nothing is rolled out. "
+            "Set it to pause, resume or abort, or remove it.",
+        )
+    own = [s for s in observed.statefulsets if s.owner_uid == pool.uid and s.replicas]
+    found = [p for s in own for p in (_hold(pool, s, gate_state(pool, s, observed)),) if p is not None]
+    return min(found, key=lambda problem: _ORDER.index(problem.reason), default=None)
+
+
+_ORDER = ("GateFailed", "RolloutAborted", "RolloutPaused", "GateRunning")
+
+
+def _hold(pool: Pool, current: ObservedStatefulSet, state: GateState) -> Problem | None:
+    name, job = current.name, state.job
+    if state.stage is Stage.FAILED and job is not None:
+        back = (
+            "there is no earlier revision to return to: its replicas stay without traffic"
+            if current.current_revision == current.update_revision
+            else f"its replica returns to {current.current_revision}"
+        )
+        return Problem(
+            "GateFailed",
+            f"{name}: {current.update_revision} failed rollout.gate ({job.message.rstrip('. ')}); {back}. Read "
+            f"`kubectl logs job/{job.name}`; change the spec, or to try again set {names.ANNOTATION_ROLLOUT} to resume "
+            f"with a suffix of your choice, or delete the Job.",
+        )
+    unfinished = current.partition > 0 or current.current_revision != current.update_revision
+    if state.word is Word.ABORT and unfinished:
+        return Problem(
+            "RolloutAborted",
+            f"{name}: the roll-out is aborted, replicas run {current.current_revision}. Change the spec back, or "
+            f"remove annotation {names.ANNOTATION_ROLLOUT} to roll out again.",
+        )
+    if state.word is Word.PAUSE and unfinished:
+        return Problem(
+            "RolloutPaused", f"{name}: the roll-out is paused. Set {names.ANNOTATION_ROLLOUT} to resume, or remove it."
+        )
+    if state.closed:
+        return Problem(
+            "GateRunning", f"{name}: {current.update_revision} gets no traffic before it passes rollout.gate."
+        )
+    return None
+
+
+def _own(current: ObservedStatefulSet, pods: Iterable[ObservedPod]) -> list[ObservedPod]:
+    return [pod for pod in pods if pod.owner_uid == current.uid]

@@ -1,0 +1,54 @@
+"""What the planner knows of objects around the replicas: Jobs of gates, and nodes.
+
+Small, typed views, like those of `plan.observed`. Not here: what follows from them (`plan.gate`, `plan.nodes`).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sglpool.api import names
+from sglpool.api.base import Manifest
+
+JobState = Literal["Running", "Passed", "Failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedJob:
+    """The Job of a gate.
+
+    Attributes:
+        name: metadata.name.
+        uid: metadata.uid.
+        owner_uid: uid of its controller, empty without one.
+        state: What became of it.
+        message: Why it failed, in Kubernetes' words.
+        pod_uid: The replica that it tests.
+        word: What the user's roll-out annotation said when it was made.
+    """
+
+    name: str
+    uid: str
+    owner_uid: str
+    state: JobState
+    message: str
+    pod_uid: str
+    word: str
+
+    @classmethod
+    def from_manifest(cls, manifest: Manifest) -> "ObservedJob":
+        """Read one from the API server's JSON."""
+        metadata = manifest["metadata"]
+        annotations = metadata.get("annotations") or {}
+        conditions = (manifest.get("status") or {}).get("conditions") or ()
+        true = {c["type"]: c for c in conditions if c.get("status") == "True"}
+        failed = true.get("Failed")
+        owners = metadata.get("ownerReferences") or ()
+        return cls(
+            name=metadata["name"],
+            uid=metadata["uid"],
+            owner_uid=next((owner["uid"] for owner in owners if owner.get("controller")), ""),
+            state="Failed" if failed else "Passed" if "Complete" in true else "Running",
+            message=f"{failed.get('reason', '')}: {failed.get('message', '')}" if failed else "",
+            pod_uid=annotations.get(names.ANNOTATION_GATE_POD, ""),
+            word=annotations.get(names.ANNOTATION_ROLLOUT, ""),
+        )
