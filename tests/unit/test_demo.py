@@ -173,4 +173,4 @@ def test_a_report_that_cannot_be_written_is_said_to_be_none(tmp_path: Path) -> N
 
 
 def test_the_live_line_before_anything_is_known() -> None:
-    assert show().line() == "0:00, 0 of 0 replicas ready"
+    assert show().line() == "0:00  0/0 ready"

@@ -34,7 +34,7 @@ def work(scene: Scene) -> None:
     scene.stage.until(
         lambda: len(scene.show.requests(since_s)) >= 10 * FEW, "hardly a request was answered", limit_s=60
     )
-    scene.stage.say(scene.show.line())
+    scene.stage.whisper(scene.show.line())
 
 
 def grow(scene: Scene) -> None:

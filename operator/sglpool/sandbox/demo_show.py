@@ -95,17 +95,17 @@ class Show:
         return [request for request in self.traffic.requests() if request.at_s >= since_s] if self.traffic else []
 
     def line(self) -> str:
-        """Now, in one line."""
+        """Now, in one line that fits a terminal of 80 columns."""
         now = self.now
-        parts = [clock(self.now_s()), f"{now.ready} of {now.wanted} replicas ready"]
+        parts = [f"{clock(self.now_s())}  {now.ready}/{now.wanted} ready"]
         if now.in_flight is not None and self.traffic is not None:
-            parts.append(f"{now.in_flight} requests in flight, target {now.capacity}")
+            parts.append(f"{now.in_flight} in flight (target {now.capacity})")
         recent = self.requests(self.now_s() - RECENT_S)
         answered_s = [request.first_token_s for request in recent if not request.problem]
         if answered_s:
             p50_s, p99_s = percentile(answered_s, 0.5) or 0.0, percentile(answered_s, 0.99) or 0.0
-            parts.append(f"first token {1000 * p50_s:.0f} ms (p99 {1000 * p99_s:.0f} ms)")
-            parts.append(f"{100 * (hit_rate(recent) or 0.0):.0f}% from cache")
+            parts.append(f"TTFT {1000 * p50_s:.0f} ms, p99 {1000 * p99_s:.0f}")
+            parts.append(f"{100 * (hit_rate(recent) or 0.0):.0f}% cached")
         failed = len(recent) - len(answered_s)
         return ", ".join(parts) + (f", {failed} failed" if failed else "")
 
