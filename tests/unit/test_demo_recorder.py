@@ -20,7 +20,14 @@ def pod(name: str = "p-b200-0", **more: Any) -> Manifest:
 
 
 def view(uid: str, **more: Any) -> Manifest:
-    plain = {"in_flight": 2, "kv_used_tokens": 10, "kv_total_tokens": 100, "conversations": 3, "last_poll_age_s": 0.5}
+    plain = {
+        "in_flight": 2,
+        "kv_used_tokens": 10,
+        "kv_total_tokens": 100,
+        "conversations": 3,
+        "last_poll_age_s": 0.5,
+        "healthy": True,
+    }
     return {"uid": uid, **plain, **more}
 
 
@@ -87,6 +94,20 @@ def test_nothing_is_made_up_where_no_router_answers() -> None:
 )
 def test_states_of_a_replica(manifest: Manifest, lost: frozenset[str], expected: State) -> None:
     assert sample_of(0.0, POOL, [manifest], lost, []).replicas[0].state is expected
+
+
+@pytest.mark.parametrize(
+    ("healthy", "ready", "expected"),
+    [
+        ([False], True, State.SILENT),
+        ([False, True], True, State.SERVING),
+        ([], True, State.SERVING),
+        ([False], False, State.STARTING),
+    ],
+)
+def test_a_replica_is_silent_when_no_router_gets_an_answer(healthy: list[bool], ready: bool, expected: State) -> None:
+    states = [state(view("uid-p-b200-0", healthy=each)) for each in healthy]
+    assert sample_of(0.0, POOL, [pod(ready=ready)], frozenset(), states).replicas[0].state is expected
 
 
 def test_routers_are_no_replicas() -> None:

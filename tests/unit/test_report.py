@@ -159,6 +159,13 @@ def test_scales_end_at_a_round_value_above_the_data(most: float, ticks: list[flo
     assert svg.round_ticks(most) == pytest.approx(ticks)
 
 
+def test_marks_keep_apart_and_within_the_chart() -> None:
+    assert svg.apart([], 10, 100) == []
+    assert svg.apart([5, 50], 10, 100) == [5, 50]
+    assert svg.apart([5, 6, 7, 50], 10, 100) == [5, 15, 25, 50]
+    assert svg.apart([50, 99, 100, 100], 10, 100) == [50, 80, 90, 100]
+
+
 def test_curves_have_gaps_where_nothing_is_known() -> None:
     axis, scale = svg.TimeAxis(10), svg.Scale(1, 0, 100)
     drawn = svg.curve([(0, 0.0), (1, 1.0), (2, None), (3, 1.0)], axis, scale, "x")
@@ -182,7 +189,7 @@ def full() -> Recording:
                 because=evil,
                 replicas=(
                     replica(
-                        "coder-b200-0", list(State)[n // 8 % 5], in_flight=n % 4, kv_used_tokens=n, kv_total_tokens=99
+                        "coder-b200-0", list(State)[n // 8 % 6], in_flight=n % 4, kv_used_tokens=n, kv_total_tokens=99
                     ),
                     replica("coder-b300-0", State.STARTING),
                 ),
@@ -194,7 +201,11 @@ def full() -> Recording:
             for n in range(300)
         ),
         events=(Event(at_s=3, about="Node n", reason="NodeNotReady", message=evil, warning=True, count=2),),
-        chapters=(Chapter(at_s=1, text="The pool is applied"), Chapter(at_s=1.2, text=evil)),
+        chapters=(
+            Chapter(at_s=1, text="The pool is applied"),
+            *(Chapter(at_s=1 + n / 10, text=evil) for n in range(12)),
+            *(Chapter(at_s=39 + n / 10, text="The end") for n in range(4)),
+        ),
         missed=3,
     )
 

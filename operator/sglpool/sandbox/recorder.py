@@ -208,7 +208,7 @@ def _replica(pod: Manifest, lost: frozenset[str], states: Sequence[Mapping[str, 
         pod=pod["metadata"]["name"],
         gpu=_label(pod, names.LABEL_GPU),
         node=pod["spec"].get("nodeName", ""),
-        state=_state(pod, lost),
+        state=_state(pod, lost, silent=bool(views) and not any(view["healthy"] for view in views)),
         in_flight=sum(int(view["in_flight"]) for view in views) if views else None,
         kv_used_tokens=int(freshest.get("kv_used_tokens", 0)),
         kv_total_tokens=int(freshest.get("kv_total_tokens", 0)),
@@ -216,7 +216,7 @@ def _replica(pod: Manifest, lost: frozenset[str], states: Sequence[Mapping[str, 
     )
 
 
-def _state(pod: Manifest, lost: frozenset[str]) -> State:
+def _state(pod: Manifest, lost: frozenset[str], *, silent: bool) -> State:
     metadata = pod["metadata"]
     if pod["spec"].get("nodeName", "") in lost:
         return State.LOST
@@ -224,6 +224,8 @@ def _state(pod: Manifest, lost: frozenset[str]) -> State:
         return State.ENDING
     if not _condition(pod, "Ready"):
         return State.STARTING
+    if silent:
+        return State.SILENT
     draining = (metadata.get("annotations") or {}).get(names.ANNOTATION_DRAINING) == "true"
     return State.DRAINING if draining else State.SERVING
 

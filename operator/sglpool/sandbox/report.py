@@ -31,9 +31,10 @@ UNKNOWN = "–"
 STATES = {
     State.STARTING: "starting: fetches and loads weights, warms up",
     State.SERVING: "serving",
+    State.SILENT: "does not answer its router",
     State.DRAINING: "draining: keeps its conversations, gets no new ones",
     State.ENDING: "ending",
-    State.LOST: "its node is lost",
+    State.LOST: "its node is NotReady",
 }
 
 

@@ -221,7 +221,7 @@ _OPEN_S = float("inf")
 
 
 def _shown(replica: Replica | None, value: Value) -> float | None:
-    if replica is None or replica.state in (State.STARTING, State.LOST):
+    if replica is None or replica.state in (State.STARTING, State.SILENT, State.LOST):
         return None
     return value(replica)
 

@@ -15,6 +15,7 @@ class State(StrEnum):
 
     STARTING = "starting"
     SERVING = "serving"
+    SILENT = "silent"
     DRAINING = "draining"
     ENDING = "ending"
     LOST = "lost"

@@ -163,15 +163,24 @@ def time_axis(axis: TimeAxis, bottom: float) -> Iterator[str]:
 
 
 def marks(axis: TimeAxis, moments_s: Sequence[float], top: float, bottom: float) -> Iterator[str]:
-    """A numbered hairline for each moment; numbers that would meet give way to the right."""
-    free = 0.0
-    for number, at_s in enumerate(moments_s, 1):
-        x = axis.x(at_s)
+    """A numbered hairline for each moment; numbers that would meet give way."""
+    places = [axis.x(at_s) for at_s in moments_s]
+    for number, (x, at) in enumerate(zip(places, apart(places, MARK_WIDTH, RIGHT), strict=True), 1):
         yield line(x, top, x, bottom, "mark")
-        at = min(max(x, free), RIGHT)
         yield f'<circle cx="{at:.1f}" cy="{top - 9:.1f}" r="8" class="badge"/>'
         yield text(at, top - 5, str(number), "number", "middle")
-        free = at + MARK_WIDTH
+
+
+def apart(places: Sequence[float], width: float, most: float) -> list[float]:
+    """Places in the same order, each so far from the next: they give way to the right, and at the end to the left."""
+    moved: list[float] = []
+    for x in places:
+        moved.append(max(x, moved[-1] + width) if moved else x)
+    limit = most
+    for at in range(len(moved) - 1, -1, -1):
+        moved[at] = min(moved[at], limit)
+        limit = moved[at] - width
+    return moved
 
 
 def _corners(points: Sequence[Point], axis: TimeAxis, scale: Scale) -> list[tuple[float, float]]:
