@@ -19,6 +19,8 @@ from sglpool.api.status import PENDING_STATUS, InferencePoolStatus
 from sglpool.plan import Observed, ObservedPod, ObservedStatefulSet, Refusal, make_plan
 from sglpool.plan.problems import DEADLINE_SLACK_S, deadline_s
 from sglpool.plan.status import Blocker, make_status
+from sglpool.plan.surroundings import ObservedJob
+from sglpool.render import gate_job_name
 from support import pools
 from support.kstatus import kstatus
 from support.observed import observed_pod, observed_statefulset
@@ -65,6 +67,8 @@ class Case:
     pods: Sequence[ObservedPod] = ()
     statefulsets: Json = field(default_factory=dict)
     refusals: dict[str, Refusal] = field(default_factory=dict)
+    rollout: str = ""
+    test: str = ""
     blockers: Sequence[Blocker] = ()
     status: Json = field(default_factory=dict)
     now_s: float = NOW_S
@@ -72,8 +76,22 @@ class Case:
 
     def pool(self) -> Pool:
         spec = {"gpus": [{"type": "B200"}], **self.spec}
-        pool = pools.pool(spec, metadata={"uid": "pool", "generation": 4})
+        said = {names.ANNOTATION_ROLLOUT: self.rollout} if self.rollout else {}
+        pool = pools.pool(spec, metadata={"uid": "pool", "generation": 4, "annotations": said})
         return replace(pool, status=self.status)
+
+    def jobs(self) -> tuple[ObservedJob, ...]:
+        """The Job of the gate, in the state that the case names."""
+        pool = self.pool()
+        if not self.test or pool.spec.rollout.gate is None:
+            return ()
+        name = gate_job_name(pool, pool.spec.rollout.gate, "new")
+        message = "BackoffLimitExceeded" if self.test == "Failed" else ""
+        return (
+            ObservedJob(
+                name=name, uid="j", owner_uid="pool", state=self.test, message=message, pod_uid="pod-B200-1", word=""
+            ),
+        )
 
     def observed(self) -> Observed:
         good = pools.pool({"gpus": [{"type": "B200"}, {"type": "B300"}]}, metadata={"uid": "pool"})
@@ -98,7 +116,7 @@ class Case:
                     **fields,
                 )
             )
-        return Observed(statefulsets=tuple(found), pods=tuple(self.pods), refusals=self.refusals)
+        return Observed(statefulsets=tuple(found), pods=tuple(self.pods), refusals=self.refusals, jobs=self.jobs())
 
     def make(self, *, status: Json | None = None, now_s: float | None = None) -> Json:
         pool = self.pool() if status is None else replace(self.pool(), status=status)
@@ -129,6 +147,8 @@ REACHED = {
         for t in ("Ready", "Scheduled")
     ],
 }
+GATED: Json = {"rollout": {"gate": {"image": "example/gate:1"}}}
+UNDER_GATE: Json = {"partition": 1, "current": "old", "proven": "old", "gated": "new"}
 INFEASIBLE = {"kvCache": {"hiCache": {"size": "9000G"}}}
 CONFLICT = Blocker("NameConflict", "Service kimi-engine exists already and has no owner.")
 
@@ -378,6 +398,63 @@ CASES = {
         pods=READY,
         expect={"Ready": "AllReplicasReady", "ScalingActive": "Pending"},
         kstatus="Current",
+    ),
+    "the gate runs": Case(
+        spec=GATED,
+        pods=[pod(0, revision="old"), pod(1, unproven="true", address="10.0.0.1")],
+        statefulsets={"B200": UNDER_GATE},
+        test="Running",
+        status=REACHED,
+        expect={
+            "Ready": "GateRunning",
+            "Available": "MinimumReplicasAvailable",
+            "Progressing": "GateRunning",
+            "Reconciling": "GateRunning",
+            "Stalled": "",
+        },
+        words=["kimi-b200: new gets no traffic before it passes rollout.gate"],
+        kstatus="InProgress",
+    ),
+    "the gate failed": Case(
+        spec=GATED,
+        pods=[pod(0, revision="old"), pod(1, revision="old")],
+        statefulsets={"B200": UNDER_GATE},
+        test="Failed",
+        expect={
+            "Ready": "GateFailed",
+            "Available": "MinimumReplicasAvailable",
+            "Progressing": "Blocked",
+            "Reconciling": "",
+            "Stalled": "GateFailed",
+        },
+        words=["new failed rollout.gate (BackoffLimitExceeded); its replica returns to old", "kubectl logs job/"],
+        kstatus="Failed",
+    ),
+    "paused": Case(
+        rollout="pause",
+        pods=[pod(0, revision="old"), pod(1)],
+        statefulsets={"B200": {"partition": 1, "current": "old"}},
+        expect={"Ready": "RolloutPaused", "Progressing": "RolloutPaused", "Reconciling": "", "Stalled": ""},
+        words=["paused. Set sglpool.io/rollout to resume"],
+        kstatus="InProgress",
+    ),
+    "paused, and nothing to roll out": Case(
+        rollout="pause", pods=READY, expect={"Ready": "AllReplicasReady", "Progressing": "Complete"}, kstatus="Current"
+    ),
+    "aborted": Case(
+        rollout="abort",
+        pods=[pod(0, revision="old"), pod(1, revision="old")],
+        statefulsets={"B200": {"partition": 2, "current": "old"}},
+        expect={"Ready": "RolloutAborted", "Progressing": "RolloutAborted", "Stalled": ""},
+        words=["replicas run old"],
+        kstatus="InProgress",
+    ),
+    "a word that means nothing": Case(
+        rollout="halt",
+        pods=READY,
+        expect={"Ready": "RolloutUnknownWord", "Stalled": "RolloutUnknownWord"},
+        words=["'halt'", "pause, resume or abort"],
+        kstatus="Failed",
     ),
     "somebody else's pods": Case(
         pods=[replace(pod(0), owner_uid="other"), pod(1)],

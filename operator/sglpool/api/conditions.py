@@ -33,6 +33,11 @@ TABLE: Mapping[str, Mapping[str, Reason]] = {
         "Parked": Reason("True", "replicas is 0: nothing is wanted and nothing runs."),
         "ReplicasStarting": Reason("False", "Replicas load the model or warm up."),
         "RollingOut": Reason("False", "Replicas are being replaced by the current revision."),
+        "GateRunning": Reason("False", "A new revision gets no traffic before it passes rollout.gate."),
+        "GateFailed": Reason("False", "A new revision failed rollout.gate: its replica returns to the one before."),
+        "RolloutPaused": Reason("False", "The roll-out is paused by annotation sglpool.io/rollout."),
+        "RolloutAborted": Reason("False", "The roll-out is aborted: replicas run the revision before."),
+        "RolloutUnknownWord": Reason("False", "Annotation sglpool.io/rollout says a word that means nothing."),
         "ImagePullFailed": Reason("False", "A replica's image cannot be pulled: correct engine.image."),
         "ContainerConfigError": Reason(
             "False", "A replica's container cannot be made, for example for want of a Secret."
@@ -57,13 +62,18 @@ TABLE: Mapping[str, Mapping[str, Reason]] = {
         "RouterUnavailable": Reason("False", "The router has no ready pod."),
     },
     "Available": {
-        "MinimumReplicasAvailable": Reason("True", "At least one replica is ready."),
+        "MinimumReplicasAvailable": Reason(
+            "True", "At least one replica is ready. The message names those that are unhealthy all the same."
+        ),
         "NoReplicaAvailable": Reason("False", "No replica is ready."),
         "RouterUnavailable": Reason("False", "Replicas are ready, but no router pod is."),
         "Parked": Reason("False", "replicas is 0."),
     },
     "Progressing": {
         "RollingOut": Reason("True", "Replicas are being replaced by the current revision."),
+        "GateRunning": Reason("True", "A new revision is tested on one replica."),
+        "RolloutPaused": Reason("False", "The roll-out is paused by annotation sglpool.io/rollout."),
+        "RolloutAborted": Reason("False", "The roll-out is aborted: replicas run the revision before."),
         "ReplicasStarting": Reason("True", "Replicas load the model or warm up."),
         "ScalingDown": Reason("True", "Replicas beyond the wanted number are going away."),
         "RouterStarting": Reason("True", "Router pods start, or are being replaced."),
@@ -119,6 +129,7 @@ TABLE: Mapping[str, Mapping[str, Reason]] = {
     },
     "Reconciling": {
         "RollingOut": Reason("True", "Replicas are being replaced by the current revision."),
+        "GateRunning": Reason("True", "A new revision is tested on one replica."),
         "ReplicasStarting": Reason("True", "Replicas load the model or warm up after a change of the spec."),
         "ScalingDown": Reason("True", "Replicas beyond the wanted number are going away."),
         "RouterStarting": Reason("True", "Router pods start, or are being replaced, after a change of the spec."),
@@ -130,6 +141,8 @@ TABLE: Mapping[str, Mapping[str, Reason]] = {
         "NameConflict": Reason("True", "An object of that name belongs to somebody else: rename, or adopt it."),
         "Forbidden": Reason("True", "The operator lacks a permission: the message names verb and object."),
         "InvalidSpec": Reason("True", "The API server refused an object that the spec asks for."),
+        "GateFailed": Reason("True", "A new revision failed rollout.gate: change the spec, or ask for another test."),
+        "RolloutUnknownWord": Reason("True", "Annotation sglpool.io/rollout says a word that means nothing."),
         "PodSecurityRefused": Reason("True", "The namespace's Pod Security level refuses the pods."),
         "QuotaExceeded": Reason("True", "A ResourceQuota of the namespace refuses the pods."),
         "PodsRefused": Reason("True", "The API server refuses the pods of a StatefulSet."),

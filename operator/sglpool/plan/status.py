@@ -12,6 +12,7 @@ from sglpool.api.base import Manifest
 from sglpool.api.conditions import Condition, merge_conditions
 from sglpool.api.pool import Pool
 from sglpool.plan.autoscaling import Told, autoscaling_status, load_status, scaling_condition, scaling_summary
+from sglpool.plan.gate import rollout_hold
 from sglpool.plan.observed import Observed, ObservedPod
 from sglpool.plan.planner import template_outdated
 from sglpool.plan.problems import Problem, pod_problem, schedule_problem
@@ -19,6 +20,9 @@ from sglpool.plan.rollout import rolling_out
 from sglpool.plan.router import RouterState, router_state
 from sglpool.render import endpoint
 from sglpool.sizing.pools import SizedGPU
+
+MAX_ILLS = 2
+"""Unhealthy replicas that a message describes; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class _Facts:
         unscheduled: Why pods find no node.
         router: How the router does, None without one.
         told: What the autoscaler has to say, None while it has read nothing.
+        unhealthy: What is wrong with replicas that are ready, one sentence each.
+        hold: Why a roll-out does not go on, or not yet.
     """
 
     pool: Pool
@@ -60,6 +66,8 @@ class _Facts:
     unscheduled: Problem | None
     router: RouterState | None
     told: Told | None
+    unhealthy: Sequence[str]
+    hold: Problem | None
 
     @property
     def steady(self) -> bool:
@@ -78,6 +86,7 @@ def make_status(
     blockers: Sequence[Blocker],
     now_s: float,
     told: Told | None = None,
+    unhealthy: Sequence[str] = (),
 ) -> Manifest:
     """The status to store.
 
@@ -89,11 +98,13 @@ def make_status(
         blockers: What went wrong while the steps were carried out.
         now_s: Unix time.
         told: What the autoscaler has to say, None while it has read nothing.
+        unhealthy: What is wrong with replicas that are ready, one sentence each.
     """
     own = [s for s in observed.statefulsets if s.owner_uid == pool.uid]
     uids = {s.uid for s in own}
     pods = tuple(sorted((p for p in observed.pods if p.owner_uid in uids), key=lambda p: (p.gpu_type, p.ordinal)))
     live = tuple(p for p in pods if not p.terminating)
+    hold = rollout_hold(pool, observed)
     facts = _Facts(
         pool=pool,
         wanted=sum(desired.values()),
@@ -101,12 +112,14 @@ def make_status(
         serving=any(p.ready for p in live),
         surplus=any(p.ordinal >= desired.get(p.gpu_type, 0) for p in pods),
         rolling=_rolling(pool, sized, observed),
-        blocker=next(iter([*blockers, *_size_blockers(sized), *_refusals(observed)]), None),
+        blocker=next(iter([*blockers, *_size_blockers(sized), *_refusals(observed), *_held(hold)]), None),
         feasible=_feasible(sized),
         problem=pod_problem(pool, live, now_s=now_s),
         unscheduled=schedule_problem(live),
         router=router_state(pool, sized, observed),
         told=told,
+        unhealthy=unhealthy,
+        hold=hold,
     )
     conditions = [c for chain in _CHAINS for c in (chain(facts),) if c is not None]
     status: Manifest = {
@@ -151,6 +164,14 @@ def _refusals(observed: Observed) -> list[Blocker]:
     return [Blocker(r.kind, f"StatefulSet {name}: {r.message}") for name, r in sorted(observed.refusals.items())]
 
 
+def _held(hold: Problem | None) -> list[Blocker]:
+    """A roll-out that does not go on by itself: somebody has to do something."""
+    return [Blocker(hold.reason, hold.message)] if hold is not None and hold.reason in _STUCK else []
+
+
+_STUCK = frozenset({"GateFailed", "RolloutUnknownWord"})
+
+
 def _feasible(sized: Sequence[SizedGPU]) -> Condition:
     worst = next((s for s in sized if not s.feasible), None)
     if worst is not None:
@@ -171,6 +192,8 @@ def _ready(facts: _Facts) -> Condition:
             return Condition("Ready", problem.reason, problem.message)
     if facts.router and _router_down(facts, facts.router):
         return Condition("Ready", "RouterUnavailable", _router_words(facts.router))
+    if facts.hold:
+        return Condition("Ready", facts.hold.reason, facts.hold.message)
     if facts.rolling:
         return Condition("Ready", "RollingOut", f"{_counts(facts)}; replicas are being replaced one after another.")
     if facts.ready < facts.wanted:
@@ -188,15 +211,24 @@ def _available(facts: _Facts) -> Condition:
     if facts.serving and facts.router and not facts.router.ready:
         return Condition("Available", "RouterUnavailable", _router_words(facts.router))
     if facts.serving:
-        return Condition("Available", "MinimumReplicasAvailable", "At least one replica is ready.")
+        return Condition("Available", "MinimumReplicasAvailable", f"At least one replica is ready.{_ills(facts)}")
     if facts.wanted == 0:
         return Condition("Available", "Parked", "No replica is wanted: replicas is 0.")
     return Condition("Available", "NoReplicaAvailable", "No replica is ready.")
 
 
+def _ills(facts: _Facts) -> str:
+    """What is wrong with ready replicas, for the end of a message."""
+    more = len(facts.unhealthy) - MAX_ILLS
+    words = [*facts.unhealthy[:MAX_ILLS], *([f"{more} more are unhealthy."] if more > 0 else [])]
+    return "".join(f" {sentence}" for sentence in words)
+
+
 def _moving(facts: _Facts) -> tuple[str, str] | None:
     """What is going on, as reason and message; None when nothing is."""
-    if facts.rolling:
+    if facts.hold and facts.hold.reason == "GateRunning":
+        return "GateRunning", facts.hold.message
+    if facts.rolling and not facts.hold:
         return "RollingOut", "Replicas are being replaced by the current revision."
     if facts.ready < facts.wanted:
         return "ReplicasStarting", "Replicas load the model or warm up."
@@ -232,6 +264,8 @@ def _progressing(facts: _Facts) -> Condition:
     if facts.router and facts.router.trouble and _router_moves(facts.router):
         return Condition("Progressing", "RouterStuck", facts.router.trouble)
     moving = _moving(facts)
+    if moving is None and facts.hold:
+        return Condition("Progressing", facts.hold.reason, facts.hold.message)
     if moving is None:
         return Condition("Progressing", "Complete", "Nothing is left to do.")
     return Condition("Progressing", *moving)
@@ -256,7 +290,7 @@ def _router_ready(facts: _Facts) -> Condition | None:
 
 def _reconciling(facts: _Facts) -> Condition | None:
     moving = _moving(facts)
-    if facts.blocker or moving is None or (facts.steady and moving[0] != "RollingOut"):
+    if facts.blocker or moving is None or (facts.steady and moving[0] not in {"RollingOut", "GateRunning"}):
         return None
     return Condition("Reconciling", *moving)
 
