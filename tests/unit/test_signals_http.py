@@ -282,7 +282,7 @@ BAD_PROMETHEUS: dict[str, tuple[Handler, str]] = {
     "html": (HTML, "not Prometheus' JSON"),
     "another JSON": (answers({"hello": 1}), "not Prometheus' JSON"),
     "a scalar": (answers({"data": {"result": ["1", 2]}}), "not Prometheus' JSON"),
-    "refused": (answers(b"no token", status=401), "refuses: HTTP Status Code 401"),
+    "refused": (answers(b"no token", status=401), "refuses: HTTP Status Code 401."),
     "elsewhere": (
         answers(b"", status=302, headers={"Location": "http://127.0.0.1:1/"}),
         "refuses: HTTP Status Code 302",
@@ -301,6 +301,7 @@ async def test_a_prometheus_that_cannot_be_believed_is_missing_and_holds_nobody_
     assert (reading.in_flight, reading.measured) == (None, {})
     (problem,) = reading.problems
     assert problem.startswith("Prometheus http://127.0.0.1:")
+    assert "no token" not in problem, "what an address answers is not for the status of a pool"
     # A slow answer ends by either of two limits of the same length.
     assert words in problem or (name == "dripping" and "does not answer" in problem)
 

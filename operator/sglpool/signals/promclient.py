@@ -18,8 +18,6 @@ from sglpool.signals.fields import Unreadable
 from sglpool.signals.reading import PrometheusAt
 
 MAX_ANSWER_BYTES = 8 * 2**20
-MAX_WORDS = 200
-"""Characters that are quoted of a refusal."""
 
 
 class BoundedSession(Session):  # type: ignore[misc]
@@ -72,7 +70,8 @@ def query(prometheus: PrometheusAt, promql: str, limit_s: float) -> list[Mapping
         try:
             series = client.custom_query(promql)
         except PrometheusApiClientException as problem:
-            raise Unreadable(f"refuses: {str(problem)[:MAX_WORDS]}") from None
+            # Without the body: whoever names a URL in a pool must not read in status what the operator alone can reach.
+            raise Unreadable(f"refuses: {str(problem).partition(' (')[0]}") from None
         except (JSONDecodeError, KeyError, TypeError):
             raise Unreadable("answers something that is not Prometheus' JSON") from None
         except (RequestException, ValueError) as problem:
