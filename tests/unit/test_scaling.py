@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -133,6 +134,34 @@ class TestShrinking:
         # 16.6 places of 20 are needed: less than 85%, but more than one replica has.
         assert (pool.tick().total, pool.decisions[-1].reason) == (2, Reason.WOULD_OVERLOAD)
 
+    def test_what_is_left_is_not_filled_to_the_brim(self) -> None:
+        pool = settled(load=17.5, replicas=3)
+        # 19.4 places are needed: two replicas have 20, but would be above 95% from the first minute on.
+        assert (pool.tick().total, pool.decisions[-1].reason) == (3, Reason.WOULD_OVERLOAD)
+        pool.load = 17.0
+        assert pool.run(WINDOW_S + 90.0).total == 2
+
+    def test_replicas_that_drain_are_no_capacity_and_are_taken_back_when_load_returns(self) -> None:
+        pool = Pool(policy(), load=9.0).fill(B200=10)
+        signals, memory = pool.signals(), Memory()
+        for tick in range(100):
+            decision, memory = decide(pool.policy, signals, memory, START_S + tick * TICK_S)
+        drained = decision.total
+        assert drained < 6
+        busy = replace(signals, in_flight=54.0, queued=1)
+        decision, memory = decide(pool.policy, busy, memory, START_S + 100 * TICK_S)
+        assert decision.total == 6
+        # They are there already, so that they are not asked for twice.
+        assert decide(pool.policy, busy, memory, START_S + 101 * TICK_S)[0].total == 6
+
+    def test_a_clock_that_jumps_leaves_a_drain_alone(self) -> None:
+        pool = Pool(policy(), load=9.0).fill(B200=10)
+        signals, memory = pool.signals(), Memory()
+        for tick in range(100):
+            decision, memory = decide(pool.policy, signals, memory, START_S + tick * TICK_S)
+        later, _ = decide(pool.policy, signals, memory, START_S + 1e6)
+        assert later.wanted == decision.wanted
+
     def test_the_minimum_holds_and_says_so(self) -> None:
         pool = Pool(policy(least=3), load=0.0).fill(B200=3)
         pool.run(2 * WINDOW_S)
@@ -165,6 +194,11 @@ class TestMissingData:
         decision, _ = decide(pool.policy, signals, pool.memory, pool.now_s)
         assert (decision.total, decision.reason) == (8, Reason.NO_LOAD_TOTAL)
         assert "1 of 2 routers" in decision.message
+
+    def test_a_pool_whose_routers_are_all_away_is_held(self) -> None:
+        pool = settled(load=63.0, replicas=8)
+        signals = replace(pool.signals(), in_flight=0.0, routers_read=0, routers_known=0)
+        assert decide(pool.policy, signals, pool.memory, pool.now_s)[0].reason is Reason.NO_LOAD_TOTAL
 
     @pytest.mark.parametrize("age_s", [46.0, -46.0, math.nan, math.inf])
     def test_an_old_total_is_none(self, age_s: float) -> None:
@@ -245,6 +279,10 @@ class TestStarts:
         assert size <= 34
         assert pool.run(3600.0).total == size
 
+    def test_a_minimum_that_does_not_start_is_not_made_up_for_by_more_of_the_same(self) -> None:
+        pool = Pool(policy(least=1, most=9), load=0.0, broken={"B200"})
+        assert pool.run(3 * 3600.0).total == 1
+
     def test_starts_that_were_seen_make_the_cold_start(self) -> None:
         pool = Pool(policy(), load=90.0, cold_start_s=120.0).fill(B200=8)
         pool.run(300.0)
@@ -266,6 +304,13 @@ class TestStarts:
         pool.replicas["B200"][2].since_s = pool.now_s
         pool.replicas["B200"][2].ready_s = pool.now_s + 20.0
         pool.run(120.0)
+        assert pool.memory.starts.get("B200", ()) == ()
+
+    def test_a_start_during_which_the_clock_jumped_is_not_timed(self) -> None:
+        pool = Pool(policy(), load=90.0).fill(B200=8)
+        pool.run(60.0)
+        pool.now_s += 200.0
+        pool.run(900.0)
         assert pool.memory.starts.get("B200", ()) == ()
 
     def test_pods_that_are_never_made_count_for_as_long_as_a_start(self) -> None:
@@ -323,6 +368,14 @@ class TestGPUTypes:
         pool.run(3 * 3600.0)
         assert pool.wanted["B300"] == 0
         assert min(one.total for one in pool.decisions) >= 9
+
+    def test_coming_back_takes_one_replica_in_a_window(self) -> None:
+        pool = Pool(policy(*two_types()), load=90.0, cold_start_s=60.0).fill(B200=2, B300=4)
+        pool.run(3 * 3600.0)
+        assert pool.wanted["B300"] == 0
+        sizes = [one.wanted["B200"] for one in pool.decisions]
+        tries = [index for index, (one, other) in enumerate(pairwise(sizes)) if other > one]
+        assert min(other - one for one, other in pairwise(tries)) >= WINDOW_S / TICK_S
 
     def test_coming_back_waits_when_the_preferred_type_has_still_no_room(self) -> None:
         pool = Pool(policy(*two_types()), load=90.0, room={"B200": 8}).fill(B200=8, B300=1)

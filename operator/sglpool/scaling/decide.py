@@ -65,7 +65,7 @@ def decide(policy: Policy, signals: Signals, memory: Memory, now_s: float) -> tu
     if wrong is not None:
         return _keep(policy, signals, memory, wrong, now_s)
     jumped = memory.last_s is not None and not 0 <= now_s - memory.last_s <= policy.max_gap_s
-    memory = forget_times(signals, memory, now_s) if jumped else remember_starts(policy, signals, memory, now_s)
+    memory = forget_times(signals, memory) if jumped else remember_starts(policy, signals, memory, now_s)
     memory = remember_podless(signals, memory, now_s)
     before = groups(policy, {state.type: state for state in signals.types}, memory, now_s)
     found = moves.bounded(policy, before)
@@ -187,7 +187,7 @@ def _keep(policy: Policy, signals: Signals, memory: Memory, wrong: str, now_s: f
     decision = Decision(
         wanted=wanted, reason=Reason.INVALID_POLICY, message=text.invalid(wrong), inputs={}, valid=False
     )
-    return decision, replace(memory, wanted={**memory.wanted, **wanted}, last_s=now_s)
+    return decision, replace(memory, last_s=now_s)
 
 
 def _hold(found: tuple[Group, ...], reading: Reading, memory: Memory, now_s: float) -> tuple[Decision, Memory]:

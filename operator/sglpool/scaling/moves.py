@@ -199,7 +199,7 @@ def growth_budget(
     growth: tuple[float, int, int] | None, replicas: int, period_s: float, now_s: float
 ) -> tuple[int, tuple[float, int, int]]:
     """How many replicas may be added now, and the period that this is counted in."""
-    if growth is None or not 0 <= now_s - growth[0] < period_s:
+    if growth is None or now_s - growth[0] >= period_s:
         growth = (now_s, replicas, 0)
     _, then, added = growth
     return max(0, max(STEP_MIN, int(STEP_SHARE * then)) - added), growth

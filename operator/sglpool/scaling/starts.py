@@ -30,24 +30,17 @@ def remember_starts(policy: Policy, signals: Signals, memory: Memory, now_s: flo
     )
 
 
-def forget_times(signals: Signals, memory: Memory, now_s: float) -> Memory:
-    """The memory without all that was timed by another clock, or too long ago. What was wanted stays."""
+def forget_times(signals: Signals, memory: Memory) -> Memory:
+    """The memory without all that was timed by another clock, or too long ago. What was wanted and learnt stays."""
     every = {sample.uid for sample in signals.replicas} | {one.uid for each in signals.types for one in each.starting}
-    return Memory(
-        wanted=memory.wanted,
-        spilled=memory.spilled,
-        starts=memory.starts,
-        known=frozenset(every),
-        last_shrink_s=now_s,
-        last_return_s=now_s,
-    )
+    return Memory(wanted=memory.wanted, starts=memory.starts, known=frozenset(every))
 
 
 def _starts(policy: Policy, memory: Memory, ready: Mapping[str, str], now_s: float) -> Mapping[str, tuple[float, ...]]:
     starts = {one.type: memory.starts[one.type] for one in policy.types if one.type in memory.starts}
     for uid, since_s in memory.starting.items():
         took_s = now_s - since_s
-        if uid in ready and 0 < took_s <= policy.startup_timeout_s:
+        if uid in ready and took_s > 0:
             kept = (*starts.get(ready[uid], ()), took_s)
             starts[ready[uid]] = kept[-STARTS_KEPT:]
     return starts
