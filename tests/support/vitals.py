@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from sglpool.plan import ObservedPod
 from sglpool.plan.health import Health, HealthMemory, judge
 from sglpool.plan.verdicts import Sample
+from sglpool.signals import Endpoint
 from support.observed import observed_pod
 
 KV_TOKENS = 1_383_441
@@ -106,3 +108,18 @@ class Ward:
         old = self.engines[number].pod
         self.engines[number] = Engine(replace(old, uid=f"{old.uid}+", restarts=0))
         return self.engines[number]
+
+
+class FakeEngines:
+    """Engines that the operator asks: those that a test puts here, by uid of the pod."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, Engine] = {}
+        self.asked: list[list[str]] = []
+        self.takes_s = 0.0
+
+    async def read(self, engines: Sequence[Endpoint], clock_s: Callable[[], float]) -> dict[str, Sample]:
+        self.asked.append([one.name for one in engines])
+        await asyncio.sleep(self.takes_s)
+        answering = [one.uid for one in engines if one.uid in self.engines]
+        return {uid: self.engines[uid].sample(clock_s()) for uid in answering}

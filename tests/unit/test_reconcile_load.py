@@ -11,6 +11,7 @@ from typing import Any
 from sglpool.catalog import load_catalog
 from sglpool.controller.autoscaler import INTERVAL_S, Autoscaler
 from sglpool.controller.collect import Collector
+from sglpool.controller.health import HealthWatch
 from sglpool.controller.metrics import Metrics
 from sglpool.controller.reconcile import Reconciler
 from sglpool.controller.store import PoolKey, Store
@@ -18,6 +19,8 @@ from sglpool.kube import Resource
 from sglpool.signals import Reading, ReplicaReading, Target
 from support import pools
 from support.fake_kube import FakeKube
+from support.observed import observed_pod
+from support.vitals import Engine, FakeEngines
 
 Json = dict[str, Any]
 KEY = ("serving", "kimi")
@@ -60,9 +63,11 @@ class Events:
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
+        self.messages: dict[str, list[str]] = {}
 
-    def record(self, regarding: Json, *, reason: str, **_: object) -> bool:
+    def record(self, regarding: Json, *, reason: str, message: str, **_: object) -> bool:
         self.reasons.append(reason)
+        self.messages.setdefault(reason, []).append(message)
         return True
 
 
@@ -91,6 +96,8 @@ class Operator:
         self.autoscaler = Autoscaler(
             store=self.store, reader=self, enqueue=self.asked.append, metrics=metrics, wall_clock_s=wall_clock_s
         )
+        self.engines = FakeEngines()
+        self.health = HealthWatch(store=self.store, reader=self.engines, enqueue=self.asked.append, metrics=metrics)
         self.reconcile = Reconciler(
             kube=self.kube,
             store=self.store,
@@ -98,6 +105,7 @@ class Operator:
             node_memory_bytes={},
             collector=Collector(self.kube),
             autoscaler=self.autoscaler,
+            health=self.health,
             events=self.events,
             metrics=metrics,
             wall_clock_s=wall_clock_s,
@@ -250,5 +258,36 @@ def test_what_goes_from_a_map_is_gone_after_the_write(in_virtual_time):
         conditions = {c["type"]: c for c in operator.status["conditions"]}
         assert conditions["ScalingActive"]["reason"] == "ReplicasUnreadable"
         assert "kimi-b200-0 is silent" in conditions["ScalingActive"]["message"]
+
+    in_virtual_time(scenario())
+
+
+def test_an_unhealthy_replica_is_told_once_and_stands_in_available(in_virtual_time):
+    async def scenario():
+        operator = Operator(replicas=3, autoscaling=None)
+        await operator.settle()
+        engines = operator.engines.engines
+        for ordinal in range(3):
+            pod = observed_pod(ordinal)
+            engines[f"kimi-b200-{ordinal}"] = Engine(pod, accept_length=1.02 if ordinal == 1 else 3.5)
+        for _ in range(20):
+            await asyncio.sleep(60)
+            for engine in engines.values():
+                engine.live(60)
+            await operator.health.look(KEY)
+            if operator.asked:
+                operator.asked.clear()
+                await operator.reconcile(KEY)
+        words = "kimi-b200-1 is unhealthy: its accept length was 1.02 over the last 300 s (3,000 verify calls)."
+        assert operator.events.messages["ReplicaUnhealthy"] == [words]
+        conditions = {c["type"]: c for c in operator.status["conditions"]}
+        assert conditions["Available"]["message"] == f"At least one replica is ready. {words}"
+        before = writes(operator)
+        await operator.reconcile(KEY)
+        assert writes(operator) == before
+        operator.health.forget(KEY)
+        await operator.reconcile(KEY)
+        conditions = {c["type"]: c for c in operator.status["conditions"]}
+        assert conditions["Available"]["message"] == "At least one replica is ready."
 
     in_virtual_time(scenario())

@@ -22,6 +22,7 @@ from sglpool.controller.autoscaler import Autoscaler
 from sglpool.controller.collect import Collector
 from sglpool.controller.execute import LookAgain, NameConflict
 from sglpool.controller.handlers import build_registry, build_settings
+from sglpool.controller.health import EngineReader, HealthWatch
 from sglpool.controller.http import build_app
 from sglpool.controller.metrics import Metrics
 from sglpool.controller.queue import KeyedQueue
@@ -53,7 +54,7 @@ class OperatorOptions:
         workers: Pools reconciled side by side.
         leader_election: Whether to wait for a Lease first.
         resync_period_s: Seconds between full listings.
-        clock_speed: How many times faster than life the autoscaler lives, for simulated engines that do.
+        clock_speed: How many times faster than life load and health are watched, for simulated engines that live so.
     """
 
     kubeconfig: str | None = None
@@ -120,6 +121,14 @@ class Operator:
             wall_clock_s=time.time,
             clock_speed=options.clock_speed,
         )
+        self._engines = EngineReader()
+        self._health = HealthWatch(
+            store=self._store,
+            reader=self._engines,
+            enqueue=self._queue.add,
+            metrics=metrics,
+            clock_speed=options.clock_speed,
+        )
         self._resync = Resync(
             kube=kube,
             namespaces=options.namespaces,
@@ -171,7 +180,9 @@ class Operator:
         async with (
             EventRecorder(self._kube, instance=_instance()) as events,
             self._sources,
+            self._engines,
             self._autoscaler,
+            self._health,
             asyncio.TaskGroup() as group,
         ):
             watching = group.create_task(self._watch(), name="watch")
@@ -206,6 +217,7 @@ class Operator:
             node_memory_bytes=self._node_memory_bytes,
             collector=self._collector,
             autoscaler=self._autoscaler,
+            health=self._health,
             events=events,
             metrics=self._metrics,
             wall_clock_s=time.time,

@@ -82,6 +82,12 @@ class Metrics:
             ("namespace", "pool"),
             registry=self.registry,
         )
+        self.verdicts = Counter(
+            "sglpool_unhealthy_replicas",
+            "Replicas found unhealthy although their probes passed, by ailment.",
+            ("ailment",),
+            registry=self.registry,
+        )
 
     def observe_signals(self, key: tuple[str, str], *, missing: int, age_s: float) -> None:
         """Record how good the last reading of a pool was."""

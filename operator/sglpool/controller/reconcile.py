@@ -16,6 +16,7 @@ from sglpool.catalog import Catalog
 from sglpool.controller.autoscaler import Autoscaler
 from sglpool.controller.collect import Collector
 from sglpool.controller.execute import Executor
+from sglpool.controller.health import HealthWatch
 from sglpool.controller.metrics import Metrics
 from sglpool.controller.queue import Done, RequeueAfter, Retry
 from sglpool.controller.queue import Outcome as QueueOutcome
@@ -48,6 +49,7 @@ class Reconciler:
         node_memory_bytes: Allocatable memory by GPU type, kept up to date by the resync.
         collector: Deletes ConfigMaps that nobody needs.
         autoscaler: Knows the load of pools, and what size it asks for.
+        health: Knows which replicas do badly.
         events: Where warnings are posted.
         metrics: Figures of the operator.
         wall_clock_s: Unix time.
@@ -63,6 +65,7 @@ class Reconciler:
         node_memory_bytes: Mapping[str, int],
         collector: Collector,
         autoscaler: Autoscaler,
+        health: HealthWatch,
         events: EventRecorder,
         metrics: Metrics,
         wall_clock_s: Callable[[], float],
@@ -74,6 +77,7 @@ class Reconciler:
         self._node_memory_bytes = node_memory_bytes
         self._collector = collector
         self._autoscaler = autoscaler
+        self._health = health
         self._events = events
         self._metrics = metrics
         self._wall_clock_s = wall_clock_s
@@ -115,6 +119,7 @@ class Reconciler:
     async def _bring_forward(self, pool: Pool, manifest: Manifest) -> QueueOutcome:
         key = (pool.namespace, pool.name)
         done: list[Step] = []
+        self._health.follow(pool)
         for _ in range(MAX_PASSES):
             observed = self._store.observed(key, self._refusals.known(key))
             sized = size_pool(
@@ -136,8 +141,23 @@ class Reconciler:
         self._autoscaler.follow(pool, sized, observed)
         now_s = self._wall_clock_s()
         status = make_status(
-            pool, sized, observed, desired=plan.desired, blockers=outcome.blockers, now_s=now_s, told=view.told
+            pool,
+            sized,
+            observed,
+            desired=plan.desired,
+            blockers=outcome.blockers,
+            now_s=now_s,
+            told=view.told,
+            unhealthy=[finding.sentence for finding in self._health.view(key).findings],
         )
+        for finding in self._health.news(key):
+            self._events.record(
+                manifest,
+                reason="ReplicaUnhealthy",
+                message=finding.sentence,
+                action="Replace",
+                event_type="Warning",
+            )
         for note in notes_of(pool.status, status, done, view.loads):
             self._events.record(manifest, reason=note.reason, message=note.message, action=note.action)
         changes = [*outcome.changes, *await self._report(pool, manifest, status)]
@@ -178,6 +198,7 @@ class Reconciler:
     def _forget(self, key: PoolKey) -> None:
         self._refusals.forget(key)
         self._autoscaler.forget(key)
+        self._health.forget(key)
         self._store.forget_pool(key)
         self._metrics.forget_pool(key)
 

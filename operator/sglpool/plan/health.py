@@ -140,8 +140,9 @@ def _follow_replacement(memory: HealthMemory, pods: Sequence[ObservedPod], now_s
     acting, awaited = memory.acting, memory.awaited
     if acting is not None and acting[0] not in live:
         before = replaced.get(acting[1])
-        replaced[acting[1]] = _Replaced(times=before.times + 1 if before is not None else 1, at_s=now_s)
-        acting, awaited = None, acting[1]
+        awaited = acting[1]
+        replaced[awaited] = _Replaced(times=before.times + 1 if before is not None else 1, at_s=now_s)
+        acting = None
     if awaited:
         waited_s = now_s - replaced[awaited].at_s if awaited in replaced else RETURN_S
         back = any(pod.name == awaited and pod.ready for pod in pods)

@@ -1,0 +1,218 @@
+"""The watch over engines that pass their probes and still do badly: once a minute every pool's replicas are asked.
+
+A finding asks for a reconcile, which empties and replaces the replica; that is all that leaves this module. What is
+known lives in memory: losing it costs minutes of watching, and cancels what was being emptied for a finding. Not here:
+judging (`plan.health`), asking (`signals`), writing (`reconcile`).
+"""
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sglpool.api.names import ENGINE_PORT
+from sglpool.api.pool import Pool
+from sglpool.controller.metrics import Metrics
+from sglpool.controller.store import PoolKey, Store
+from sglpool.plan import Observed, ObservedPod
+from sglpool.plan.health import Finding, Health, HealthMemory, judge
+from sglpool.plan.verdicts import Sample
+from sglpool.signals import Endpoint
+from sglpool.signals.health import read_samples
+from sglpool.signals.http import Web
+
+_LOG = logging.getLogger(__name__)
+
+INTERVAL_S = 60.0
+"""Between two looks at a pool."""
+FASTEST_S = 1.0
+ANSWER_LIMIT_S = 5.0
+"""For one answer of an engine; milliseconds when it is well."""
+MAX_LOOKS = 16
+"""Pools that are looked at at a time."""
+
+
+class Reader(Protocol):
+    """Asks engines, in bounded time and without failing."""
+
+    async def read(self, engines: Sequence[Endpoint], clock_s: Callable[[], float]) -> dict[str, Sample]:
+        """Samples of those that answered, by uid."""
+
+
+class EngineReader:
+    """Asks engines by pod IP. Use as an async context manager."""
+
+    def __init__(self) -> None:
+        self._web = Web(limit_s=ANSWER_LIMIT_S)
+
+    async def __aenter__(self) -> "EngineReader":
+        await self._web.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._web.__aexit__()
+
+    async def read(self, engines: Sequence[Endpoint], clock_s: Callable[[], float]) -> dict[str, Sample]:
+        """Samples of those that answered, by uid."""
+        return await read_samples(self._web, engines, ENGINE_PORT, clock_s)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Watched:
+    """One pool.
+
+    Attributes:
+        uid: Its uid: a new pool of an old name starts anew.
+        speculative: Whether its engines draft.
+        memory: What the last look left.
+        health: What it found.
+        told: uid of the pod and ailment of findings that an Event has told.
+        looking: Whether a look is under way.
+        timer: The next look.
+    """
+
+    uid: str
+    speculative: bool
+    memory: HealthMemory = field(default_factory=HealthMemory)
+    health: Health = field(default_factory=Health)
+    told: frozenset[tuple[str, str]] = frozenset()
+    looking: bool = False
+    timer: asyncio.TimerHandle | None = None
+
+
+class HealthWatch:
+    """Looks at the replicas of every pool that it follows. Use as an async context manager.
+
+    Args:
+        store: Views of the children.
+        reader: Asks engines.
+        enqueue: Asks for a reconcile of a pool.
+        metrics: Figures of the operator.
+        clock_speed: How many times faster than life simulated engines live.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        reader: Reader,
+        enqueue: Callable[[PoolKey], None],
+        metrics: Metrics,
+        clock_speed: float = 1.0,
+    ) -> None:
+        self._store = store
+        self._reader = reader
+        self._enqueue = enqueue
+        self._metrics = metrics
+        self._speed = clock_speed
+        self._watched: dict[PoolKey, _Watched] = {}
+        self._looks: set[asyncio.Task[None]] = set()
+        self._turns = asyncio.Semaphore(MAX_LOOKS)
+        self._open = False
+
+    async def __aenter__(self) -> "HealthWatch":
+        self._open = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._open = False
+        for key in [*self._watched]:
+            self.forget(key)
+        for look in self._looks:
+            look.cancel()
+        await asyncio.gather(*self._looks, return_exceptions=True)
+
+    def follow(self, pool: Pool) -> None:
+        """Look at a pool from now on, with its spec as it is now."""
+        key, speculative = (pool.namespace, pool.name), pool.spec.speculative is not None
+        watched = self._watched.get(key)
+        if watched is not None and watched.uid == pool.uid:
+            watched.speculative = speculative
+            return
+        self.forget(key)
+        watched = self._watched[key] = _Watched(uid=pool.uid, speculative=speculative)
+        self._schedule(key, watched)
+
+    def forget(self, key: PoolKey) -> None:
+        """Forget a pool that is gone."""
+        watched = self._watched.pop(key, None)
+        if watched is not None and watched.timer is not None:
+            watched.timer.cancel()
+
+    def view(self, key: PoolKey) -> Health:
+        """What is wrong with a pool's replicas, as far as is known."""
+        watched = self._watched.get(key)
+        return watched.health if watched is not None else Health()
+
+    def news(self, key: PoolKey) -> list[Finding]:
+        """What is wrong and was not told before; whoever asks tells it."""
+        watched = self._watched.get(key)
+        if watched is None:
+            return []
+        findings = {(one.uid, str(one.verdict.ailment)): one for one in watched.health.findings}
+        untold = [one for place, one in findings.items() if place not in watched.told]
+        watched.told = frozenset(findings)
+        for one in untold:
+            self._metrics.verdicts.labels(str(one.verdict.ailment)).inc()
+        return untold
+
+    async def look(self, key: PoolKey) -> None:
+        """Ask a pool's engines, judge, and ask for a reconcile if something else is wrong than before."""
+        watched = self._watched.get(key)
+        if watched is None:
+            return
+        engines = [_endpoint(pod) for pod in self._own_pods(key, watched) if pod.ready]
+        samples = await self._reader.read(engines, self._now_s)
+        if self._watched.get(key) is not watched:
+            return
+        before = watched.health
+        watched.health, watched.memory = judge(
+            self._own_pods(key, watched), samples, watched.memory, self._now_s(), speculative=watched.speculative
+        )
+        if watched.health != before:
+            self._enqueue(key)
+
+    def _own_pods(self, key: PoolKey, watched: _Watched) -> list[ObservedPod]:
+        observed: Observed = self._store.observed(key, {})
+        uids = {s.uid for s in observed.statefulsets if s.owner_uid == watched.uid}
+        return [pod for pod in observed.pods if pod.owner_uid in uids]
+
+    def _now_s(self) -> float:
+        """The time that engines live in. It is never set back."""
+        return asyncio.get_running_loop().time() * self._speed
+
+    def _schedule(self, key: PoolKey, watched: _Watched) -> None:
+        """Set the next look: a moment of the interval that the pool's name gives, so that pools are spread over it."""
+        if not self._open:
+            return
+        loop = asyncio.get_running_loop()
+        interval_s = max(INTERVAL_S / self._speed, FASTEST_S)
+        phase_s = zlib.crc32("/".join(key).encode()) / 2**32 * interval_s
+        # A timer may fire a hair early, and that moment is over then.
+        turns = (loop.time() + 0.01 - phase_s) // interval_s + 1
+        watched.timer = loop.call_at(phase_s + turns * interval_s, self._fire, key, watched)
+
+    def _fire(self, key: PoolKey, watched: _Watched) -> None:
+        self._schedule(key, watched)
+        if watched.looking:
+            return
+        watched.looking = True
+        look = asyncio.get_running_loop().create_task(self._run(key, watched))
+        self._looks.add(look)
+        look.add_done_callback(self._looks.discard)
+
+    async def _run(self, key: PoolKey, watched: _Watched) -> None:
+        try:
+            async with self._turns:
+                await self.look(key)
+        except Exception:
+            # One pool's defect must not end the looks at others, nor the next one at it.
+            _LOG.exception("pool=%s/%s the health of its replicas could not be looked at", *key)
+        finally:
+            watched.looking = False
+
+
+def _endpoint(pod: ObservedPod) -> Endpoint:
+    return Endpoint(name=pod.name, uid=pod.uid, address=pod.address)
