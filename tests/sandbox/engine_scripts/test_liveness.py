@@ -200,6 +200,22 @@ def test_a_drain_that_begins_during_the_dump_wins(pod: Pod) -> None:
     assert not (pod.run / "killing").exists()
 
 
+def test_a_planned_stop_during_the_dump_has_all_its_time(pod: Pod) -> None:
+    """The hook finds no marker of a kill, so it waits for the router, and the launcher for the whole drain."""
+    pod.configure(liveness=replace(pod.config.liveness, failures=1), drain_s=1000, hung_drain_s=0.3)
+    pod.control(on_term="ignore")
+    launcher = pod.launch()
+    eventually(pod.warm, "the warm marker")
+    stop = f"sh {pod.script('prestop.sh')} 0 {pod.run} && kill -TERM {launcher.pid}"
+    path = fake_tools(pod, nvidia_smi=f"{stop}; sleep 1")
+    pod.control(chat=[[500, 0]], on_term="ignore")
+    assert pod.probe(path).returncode == 0
+    assert not (pod.run / "killing").exists()
+    assert "SIGTERM: the server may finish its requests for 1000 s." in pod.log()
+    assert launcher.poll() is None, "the drain goes on"
+    assert pod.probe(path).returncode == 0, "and liveness leaves it alone"
+
+
 def test_the_dump_goes_to_the_probe_when_the_log_cannot_be_opened(pod: Pod) -> None:
     pod.configure(liveness=replace(pod.config.liveness, failures=1, log_path=str(pod.folder)))
     pod.control(chat=[[500, 0]])

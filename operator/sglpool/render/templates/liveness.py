@@ -63,9 +63,9 @@ def main() -> int:
     # The kubelet puts this into its event.
     engine.log(sentence)
     if state.failures == threshold and not stopping(config):
-        # First the marker: the dump may be cut short by the probe's time limit.
-        engine.write_file(killing, f"{time.time():.0f}\n")
         diagnostics.dump(config, f"{sentence} The engine is restarted; its last state follows.")
+        # Last the marker: a planned stop that begins during the dump must find none, or it would be cut short.
+        engine.write_file(killing, f"{time.time():.0f}\n")
     elif state.failures < threshold:
         diagnostics.write_log(config, [sentence])
     if stopping(config):
