@@ -2,123 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import json
-from typing import Any
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from sglpool.api import names
-from sglpool.api.pool import Pool
-from sglpool.api.validate import load_pool
-from sglpool.catalog import load_catalog
-from sglpool.plan import (
-    ApplyTemplate,
-    CreateStatefulSet,
-    DeleteObject,
-    Drained,
-    MarkPod,
-    Plan,
-    RecreateStatefulSet,
-    Scale,
-    make_plan,
-)
-from sglpool.plan.gate import rollout_hold
-from sglpool.plan.status import make_status
-from sglpool.sizing.pools import SizedGPU, size_pool
+from sglpool.plan import ApplyTemplate, CreateStatefulSet, DeleteObject, RecreateStatefulSet, Scale
 from support import pools
-from support.model_cluster import DRAIN_S, ModelCluster
-from support.model_objects import ModelPod
+from support.model_world import B200, B300, FEASIBLE, GATE, INFEASIBLE, PLENTY, ROUNDS, World
 
-CATALOG = load_catalog()
-PLENTY = {"B200": 50, "B300": 50, "H200": 50}
-ROUNDS = 80
-"""Rounds of plan and tick in which anything here must settle: a few for each replica, one after another."""
-
-B200, B300 = {"type": "B200"}, {"type": "B300"}
 GPU_LISTS = st.sampled_from(
     [[B200], [B300], [B200, B300], [B300, B200], [{**B200, "maxReplicas": 2}, B300], [B200, {**B300, "minReplicas": 1}]]
 )
-INFEASIBLE: pools.Json = {"kvCache": {"hiCache": {"size": "9000G"}}}
-FEASIBLE: pools.Json = {"kvCache": {"hiCache": {"size": "480G"}}}
-
-
-@functools.cache
-def parsed(text: str) -> tuple[Pool, tuple[SizedGPU, ...]]:
-    pool = load_pool(json.loads(text))
-    return pool, size_pool(pool, CATALOG, node_memory_bytes={}, hicache_bytes={})
-
-
-class World:
-    """A pool, and the cluster that it lives in."""
-
-    def __init__(self, *, waits_for_all: bool = False, **spec: Any) -> None:
-        self.cluster = ModelCluster(dict(PLENTY), waits_for_all=waits_for_all)
-        self.manifest = pools.manifest(metadata={"uid": "pool"})
-        self.manifest["spec"]["rollout"] = {"drainTimeout": f"{DRAIN_S:.0f}s"}
-        self.edit(gpus=[B200], replicas=3, **spec)
-
-    def edit(self, rollout: pools.Json | None = None, **spec: Any) -> None:
-        self.manifest["spec"].update(spec)
-        merged = {**self.manifest["spec"]["rollout"], **(rollout or {})}
-        self.manifest["spec"]["rollout"] = {k: v for k, v in merged.items() if v is not None}
-        self.cluster.max_unavailable = self.pool.spec.rollout.max_unavailable
-        self.cluster.routed = self.pool.spec.router.enabled
-
-    @property
-    def pool(self) -> Pool:
-        return parsed(json.dumps(self.manifest))[0]
-
-    @property
-    def sized(self) -> tuple[SizedGPU, ...]:
-        return parsed(json.dumps(self.manifest))[1]
-
-    def say(self, word: str) -> None:
-        """Annotate the pool about its roll-out; an empty word removes the annotation."""
-        self.manifest["metadata"]["annotations"] = {names.ANNOTATION_ROLLOUT: word} if word else {}
-
-    def plan(self) -> Plan:
-        cluster = self.cluster
-        return make_plan(self.pool, self.sized, cluster.observe(), loads=cluster.loads(), now_s=cluster.now_s)
-
-    def round(self) -> Plan:
-        plan = self.plan()
-        self.cluster.carry_out(self.pool, plan)
-        self.cluster.tick()
-        return plan
-
-    def settle(self) -> None:
-        """Until there is nothing to do and every wanted replica is ready on the right revision."""
-        for _ in range(ROUNDS):
-            if not self.round().steps and self.settled():
-                return
-        raise AssertionError(f"not settled after {ROUNDS} rounds: {self.plan().steps} {self.cluster.pods}")
-
-    def settled(self) -> bool:
-        status = make_status(
-            self.pool, self.sized, self.cluster.observe(), desired=self.plan().desired, blockers=(), now_s=0
-        )
-        ready = next(c for c in status["conditions"] if c["type"] == "Ready")
-        progressing = next(c for c in status["conditions"] if c["type"] == "Progressing")
-        return bool(ready["status"] == "True" and progressing["reason"] == "Complete")
-
-    def assert_reached(self) -> None:
-        desired = {k: v for k, v in self.plan().desired.items() if v}
-        pods = self.cluster.pods.values()
-        assert {t: sum(p.gpu_type == t for p in pods) for t in {p.gpu_type for p in pods}} == desired
-        assert sum(desired.values()) == self.pool.spec.replicas
-        assert all(p.ready and not p.terminating for p in pods)
-        for current in self.cluster.statefulsets.values():
-            assert current.partition == 0
-            assert {p.revision for p in pods if p.owner == current.uid} <= {current.update_revision}
-        assert not any(p.annotations.get(names.ANNOTATION_UNPROVEN) == "true" for p in pods)
-
-    def pods(self) -> list[ModelPod]:
-        return sorted((p for p in self.cluster.pods.values() if not p.terminating), key=lambda p: p.name)
-
-
 ROUTERS = st.sampled_from(
     [
         {"enabled": False},
@@ -132,7 +27,6 @@ ROUTERS = st.sampled_from(
 IMAGES = st.sampled_from(
     ["example/good:1", "example/good:2", "example/bad:1", "example/bad:2", "example/fails:1", "example/fails:2"]
 )
-GATE: pools.Json = {"image": "example/test:1"}
 
 
 class AnyHistory(RuleBasedStateMachine):
@@ -191,6 +85,12 @@ class AnyHistory(RuleBasedStateMachine):
         pod = data.draw(st.sampled_from(self.world.pods()))
         getattr(self.world.cluster, what)(pod)
 
+    @precondition(lambda self: self.world.cluster.nodes)
+    @rule(data=st.data(), what=st.sampled_from(["cordon", "lose_node", "lose_a_gpu", "repair"]))
+    def strike_a_node(self, data, what):
+        nodes = self.world.cluster.nodes
+        getattr(self.world.cluster, what)(nodes[data.draw(st.sampled_from(sorted(nodes)))])
+
     @precondition(lambda self: self.world.pods())
     @rule(data=st.data(), patience=st.integers(0, 20))
     def work(self, data, patience):
@@ -222,6 +122,8 @@ class AnyHistory(RuleBasedStateMachine):
 
     def teardown(self):
         self.world.cluster.capacity.update(PLENTY)
+        for node in [*self.world.cluster.nodes.values()]:
+            self.world.cluster.repair(node)
         self.world.say("")
         self.world.edit(engine={"image": "example/good:3"}, **FEASIBLE)
         self.world.settle()
@@ -311,161 +213,6 @@ def test_removing_a_gpu_type_deletes_its_statefulset_alone_once_the_others_serve
     assert deleted == {names.statefulset_name("kimi", t) for t in removed}
     if len(before) == 1 and removed:
         assert fewest == max(replicas, 1)
-    world.settle()
-    world.assert_reached()
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 5), st.integers(0, 5), st.lists(st.integers(0, 9), max_size=5), st.booleans(), st.booleans())
-def test_a_smaller_pool_ends_no_replica_before_it_is_idle_or_its_time_is_up(before, after, patience, readable, routed):
-    """The model asserts it; here is that it does end."""
-    world = World(router={"enabled": routed})
-    world.edit(replicas=before)
-    world.settle()
-    for pod, ticks in zip(world.pods(), patience, strict=False):
-        world.cluster.work(pod, patience=ticks)
-    world.cluster.readable = readable
-    world.edit(replicas=after)
-    first = world.plan()
-    assert not [s for s in first.steps if isinstance(s, Scale) and s.replicas < before]
-    assert {s.name for s in first.steps if isinstance(s, MarkPod)} == {f"kimi-b200-{n}" for n in range(after, before)}
-    world.settle()
-    world.assert_reached()
-
-
-def test_load_that_returns_cancels_a_drain():
-    world = World()
-    world.settle()
-    for pod in world.pods():
-        world.cluster.work(pod, patience=9)
-    running = {p.uid for p in world.pods()}
-    world.edit(replicas=1)
-    world.round()
-    assert [p.name for p in world.pods() if p.draining] == ["kimi-b200-1", "kimi-b200-2"]
-    world.edit(replicas=2)
-    world.round()
-    assert [p.name for p in world.pods() if p.draining] == ["kimi-b200-2"]
-    world.edit(replicas=3)
-    world.settle()
-    assert {p.uid for p in world.pods()} == running
-    assert not any(p.draining for p in world.pods())
-
-
-def test_a_lowered_size_says_what_went_with_it():
-    world = World()
-    world.settle()
-    world.cluster.work(world.pods()[2], patience=99)
-    world.edit(replicas=1)
-    lowered: list[Scale] = []
-    while world.cluster.statefulsets["kimi-b200"].replicas > 1:
-        lowered += [s for s in world.round().steps if isinstance(s, Scale)]
-    [scale] = lowered
-    assert scale.drained == Drained(
-        pods=("kimi-b200-1", "kimi-b200-2"), conversations=3, warm_tokens=300_000, requests=1, unread=0
-    )
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.integers(2, 6), st.integers(1, 3), BAD_LUCK, st.booleans(), st.integers(0, 3))
-def test_a_revision_that_fails_its_gate_reaches_one_replica_no_user_and_goes_back(replicas, most, luck, drains, more):
-    world = World(rollout={"maxUnavailable": most, "gate": GATE})
-    world.edit(replicas=replicas)
-    world.cluster.drains = drains
-    world.settle()
-    [old] = {p.revision for p in world.pods()}
-    world.edit(engine={"image": "example/fails:1"}, replicas=replicas + more)
-
-    def look() -> None:
-        new = [p for p in world.pods() if p.revision != old]
-        assert not [p for p in new if p.serves and p.name in marked], "it has traffic"
-        assert len([p for p in new if p.ordinal < replicas]) <= 1
-
-    for ordinal, what, rounds in [*luck, (0, None, 25)]:
-        for _ in range(rounds):
-            marked = {p.name for p in world.pods() if p.ready}
-            world.round()
-            look()
-        pod = world.cluster.pods.get(f"kimi-b200-{ordinal}")
-        if what and what != "wedge" and pod and pod.ready and not pod.terminating:
-            getattr(world.cluster, what)(pod)
-    assert {p.revision for p in world.pods()} == {old}
-    assert all(p.serves for p in world.pods())
-    hold = rollout_hold(world.pool, world.cluster.observe())
-    assert hold is not None
-    assert hold.reason == "GateFailed"
-    world.edit(engine={"image": "example/good:2"})
-    world.settle()
-    world.assert_reached()
-
-
-def test_a_pool_whose_first_revision_fails_its_gate_gets_no_traffic_until_one_passes():
-    world = World(rollout={"gate": GATE}, engine={"image": "example/fails:1"})
-    for _ in range(10):
-        world.round()
-    assert [p.ready for p in world.pods()] == [True] * 3
-    assert not any(p.serves for p in world.pods())
-    world.edit(engine={"image": "example/good:1"})
-    world.settle()
-    world.assert_reached()
-
-
-def test_a_gate_that_comes_late_takes_no_traffic_from_what_serves():
-    world = World()
-    world.settle()
-    world.edit(rollout={"gate": GATE})
-    world.settle()
-    assert all(p.serves for p in world.pods())
-    assert not world.cluster.jobs
-
-
-def test_a_failed_gate_is_tried_again_when_the_user_says_so():
-    world = World(rollout={"gate": GATE})
-    world.settle()
-    world.edit(engine={"image": "example/fails:1"})
-    tries: list[str] = []
-
-    def run() -> None:
-        for _ in range(12):
-            tries.extend(j["metadata"]["uid"] for j in world.cluster.jobs.values())
-            world.round()
-
-    run()
-    assert len(set(tries)) == 1
-    world.say("resume")
-    run()
-    assert len(set(tries)) == 2
-    world.say("resume-2")
-    run()
-    assert len(set(tries)) == 3
-    world.cluster.jobs.clear()
-    run()
-    assert len(set(tries)) == 4
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(2, 6), st.integers(1, 3), st.booleans(), st.integers(0, 12))
-def test_an_aborted_roll_out_returns_and_a_paused_one_stays(replicas, most, gated, rounds):
-    world = World(rollout={"maxUnavailable": most, **({"gate": GATE} if gated else {})})
-    world.edit(replicas=replicas)
-    world.settle()
-    [old] = {p.revision for p in world.pods()}
-    world.edit(engine={"image": "example/good:2"})
-    for _ in range(rounds):
-        world.round()
-    world.say("pause")
-    for _ in range(8):
-        world.round()
-    finished = world.cluster.statefulsets["kimi-b200"].current_revision != old
-    paused = {p.uid for p in world.pods()}
-    for _ in range(8):
-        world.round()
-    assert {p.uid for p in world.pods()} == paused
-    world.say("abort")
-    for _ in range(40):
-        world.round()
-    assert {p.revision for p in world.pods()} == {old} or finished
-    assert all(p.serves for p in world.pods())
-    world.say("")
     world.settle()
     world.assert_reached()
 

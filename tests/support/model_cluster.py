@@ -40,7 +40,8 @@ from sglpool.plan import (
 )
 from sglpool.plan.surroundings import ObservedJob
 from sglpool.render import content_hash
-from support.model_objects import LOADING_TICKS, ModelPod, ModelStatefulSet
+from support.model_misfortunes import Misfortunes
+from support.model_objects import LOADING_TICKS, ModelNode, ModelPod, ModelStatefulSet
 
 TEMPLATE, SCALE = names.MANAGER_TEMPLATE, names.MANAGER_SCALE
 TICK_S = 60.0
@@ -48,7 +49,7 @@ DRAIN_S = 300.0
 """`rollout.drainTimeout` of the pools here."""
 
 
-class ModelCluster:
+class ModelCluster(Misfortunes):
     """StatefulSets and pods of one pool.
 
     Args:
@@ -66,6 +67,7 @@ class ModelCluster:
         self.deployments: dict[str, Manifest] = {}
         self.revisions: dict[str, Manifest] = {}
         self.jobs: dict[str, Manifest] = {}
+        self.nodes: dict[str, ModelNode] = {}
         self.now_s = 1_700_000_000.0
         self.readable = True
         """Whether routers, or the engines of a pool without one, tell what replicas do."""
@@ -85,6 +87,7 @@ class ModelCluster:
             children=frozenset(self.children),
             refusals={},
             jobs=tuple(map(ObservedJob.from_manifest, self.jobs.values())),
+            nodes={name: node.view() for name, node in self.nodes.items()},
         )
 
     def loads(self) -> dict[str, ReplicaLoad] | None:
@@ -158,8 +161,8 @@ class ModelCluster:
                 self._scale(self.statefulsets[name], replicas, partition)
             case MarkPod() | RecordGate() | StartGate() | DeleteObject(kind="Job"):
                 self._apply_gate(step)
-            case DeleteObject(kind="Pod", name=name, uid=uid):
-                self._delete_pod(name, uid)
+            case DeleteObject(kind="Pod", name=name, uid=uid, grace_period_s=grace_s):
+                self._delete_pod(name, uid, at_once=grace_s == 0)
             case DeleteObject(name=name, uid=uid):
                 assert self.statefulsets[name].uid == uid
                 assert all(self._may_be_ended(pod) for pod in self._named(name) if pod.owner == uid)
@@ -219,9 +222,12 @@ class ModelCluster:
             if value is not None:
                 pod.annotations[key] = value
 
-    def _delete_pod(self, name: str, uid: str) -> None:
+    def _delete_pod(self, name: str, uid: str, *, at_once: bool) -> None:
         pod = self.pods.get(name)
-        if pod and pod.uid == uid and pod.owner:
+        if pod and at_once:
+            assert not self.nodes[pod.node].ready
+            del self.pods[name]
+        elif pod and pod.uid == uid and pod.owner:
             self._replace(pod)
         elif pod and pod.uid == uid:
             pod.terminating = True
@@ -278,22 +284,6 @@ class ModelCluster:
         for pod in self.pods.values():
             pod.owner = "" if pod.owner == uid else pod.owner
 
-    def work(self, pod: ModelPod, *, patience: int) -> None:
-        """It gets conversations, which leave that many ticks after they may not stay."""
-        pod.busy, pod.patience, pod.idle_ticks = True, patience, 0
-
-    def restart(self, pod: ModelPod) -> None:
-        """Its container ends once and starts again."""
-        pod.ready, pod.loading, pod.restarts = False, LOADING_TICKS, pod.restarts + 1
-
-    def wedge(self, pod: ModelPod) -> None:
-        """It will never be ready again."""
-        pod.ready, pod.wedged = False, True
-
-    def lose(self, pod: ModelPod) -> None:
-        """Its node is gone, and the pod with it."""
-        del self.pods[pod.name]
-
     # What Kubernetes does.
 
     def tick(self) -> None:
@@ -311,12 +301,22 @@ class ModelCluster:
                 **dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas"), count),
             }
         for pod in self.pods.values():
-            taken = sum(p.node for p in self.pods.values() if p.gpu_type == pod.gpu_type)
+            taken = sum(bool(p.node) for p in self.pods.values() if p.gpu_type == pod.gpu_type)
             if not pod.node and not pod.terminating and taken < self.capacity.get(pod.gpu_type, 0):
-                pod.node = True
+                pod.node = self._place(pod.gpu_type)
         for pod in list(self.pods.values()):
             self._run(pod)
         self._forget_taken()
+
+    def _place(self, gpu_type: str) -> str:
+        """The first node that takes one more replica; there is always another."""
+        for number in itertools.count():
+            name = f"{gpu_type}-{number}"
+            node = self.nodes.setdefault(name, ModelNode(name, since_s=self.now_s))
+            used = 4 * sum(pod.node == name for pod in self.pods.values())
+            if node.ready and not node.cordoned and used + 4 <= node.gpus:
+                return name
+        raise AssertionError
 
     def _control(self, current: ModelStatefulSet) -> None:
         current.observed_generation = current.generation
@@ -378,7 +378,9 @@ class ModelCluster:
             assert len(together) <= self.max_unavailable, f"a roll-out took {together} at a time"
 
     def _run(self, pod: ModelPod) -> None:
-        if pod.terminating:
+        if pod.node and not self.nodes[pod.node].ready:
+            pod.ready, pod.loading = False, LOADING_TICKS
+        elif pod.terminating:
             del self.pods[pod.name]
         elif pod.wedged:
             pod.restarts += 1

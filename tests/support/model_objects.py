@@ -1,4 +1,4 @@
-"""Pods and StatefulSets of the model cluster: their state, and how the API server would show them."""
+"""Pods, StatefulSets and nodes of the model cluster: their state, and how the API server would show them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 
 from sglpool.api import names
 from sglpool.api.base import Manifest
+from sglpool.api.engine import GPU_RESOURCE
+from sglpool.plan.surroundings import ObservedNode
 
 LOADING_TICKS = 2
+NODE_GPUS = 8
 FULL = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
 
 
@@ -19,7 +22,7 @@ class ModelPod:
     gpu_type: str
     revision: str
     good: bool
-    node: bool = False
+    node: str = ""
     ready: bool = False
     loading: int = LOADING_TICKS
     terminating: bool = False
@@ -46,7 +49,7 @@ class ModelPod:
 
     def manifest(self) -> Manifest:
         condition = {"type": "Ready", "status": str(self.ready)}
-        scheduled = {"type": "PodScheduled", "status": str(self.node), "message": "" if self.node else FULL}
+        scheduled = {"type": "PodScheduled", "status": str(bool(self.node)), "message": "" if self.node else FULL}
         waiting = {"waiting": {"reason": "ErrImagePull"}} if self.node and not self.good else {}
         owners = [{"kind": "StatefulSet", "uid": self.owner, "controller": True}] if self.owner else []
         return {
@@ -58,7 +61,7 @@ class ModelPod:
                 "annotations": dict(self.annotations),
                 **({"deletionTimestamp": "2026-01-01T00:00:00Z"} if self.terminating else {}),
             },
-            "spec": {"nodeName": "n"} if self.node else {},
+            "spec": {"nodeName": self.node, "containers": [{"resources": {"requests": {GPU_RESOURCE: 4}}}]},
             "status": {
                 "podIP": "10.0.0.1" if self.node else "",
                 "conditions": [condition, scheduled],
@@ -107,3 +110,25 @@ class ModelStatefulSet:
                 "updateRevision": self.update_revision,
             },
         }
+
+
+@dataclass
+class ModelNode:
+    name: str
+    since_s: float
+    ready: bool = True
+    cordoned: bool = False
+    gone: bool = False
+    gpus: int = NODE_GPUS
+    gpus_since_s: float = 0.0
+
+    def view(self) -> ObservedNode:
+        return ObservedNode(
+            name=self.name,
+            ready=self.ready,
+            since_s=self.since_s,
+            deleted=self.gone,
+            unschedulable=self.cordoned,
+            gpus=self.gpus,
+            gpus_since_s=self.gpus_since_s,
+        )

@@ -29,8 +29,8 @@ from sglpool.controller.queue import KeyedQueue
 from sglpool.controller.reconcile import Reconciler
 from sglpool.controller.resync import PERIOD_S, Resync
 from sglpool.controller.store import PoolKey, Store
-from sglpool.kube import EventRecorder, KubeClient, KubeError, LeaderLease, NotFound, Resource
-from sglpool.kube.resources import POOLS
+from sglpool.kube import EventRecorder, Forbidden, KubeClient, KubeError, LeaderLease, NotFound, Resource
+from sglpool.kube.resources import NODES, POOLS
 from sglpool.signals import Sources, Tokens
 
 _LOG = logging.getLogger(__name__)
@@ -185,7 +185,7 @@ class Operator:
             self._health,
             asyncio.TaskGroup() as group,
         ):
-            watching = group.create_task(self._watch(), name="watch")
+            watching = group.create_task(self._watch(watch_nodes=await self._may_read_nodes()), name="watch")
             await self._resync.run_once()
             listing = group.create_task(self._resync.run_for_ever(period_s=self._options.resync_period_s))
             await self._queue.run(workers=self._options.workers, handler=self._reconciler(events), stop=self._stop)
@@ -194,13 +194,21 @@ class Operator:
             # cancelled, it does not. Its own have nothing to finish: events only put keys on a queue that has ended.
             watching.cancel()
 
-    async def _watch(self) -> None:
+    async def _may_read_nodes(self) -> bool:
+        """Whether this account has a right that an installation may leave out."""
+        try:
+            await self._kube.list(NODES, namespace=None, field_selector=_NOTHING)
+        except Forbidden:
+            return False
+        return True
+
+    async def _watch(self, *, watch_nodes: bool = False) -> None:
         """Kopf's loop. It takes SIGTERM and SIGINT over and returns on them: its end is our stop; a failure raises."""
         # At its end kopf gathers every task that it did not start, those of a running reconcile too, and raises what
         # they raised. Who awaits them deals with that; kopf itself knows none of these errors.
         with contextlib.suppress(KubeError, NameConflict, LookAgain):
             await kopf.operator(
-                registry=build_registry(self._queue, self._store),
+                registry=build_registry(self._queue, self._store, watch_nodes=watch_nodes),
                 settings=build_settings(),
                 clusterwide=self._options.namespaces is None,
                 namespaces=self._options.namespaces or (),

@@ -4,7 +4,7 @@ Only `on.event` is used: it needs no finalizer, writes nothing on objects, and c
 happens to a key (`reconcile`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import kopf
@@ -13,6 +13,8 @@ from sglpool.api import names
 from sglpool.api.base import Manifest
 from sglpool.controller.queue import KeyedQueue
 from sglpool.controller.store import PoolKey, Store, pool_key
+
+_Handler = Callable[..., Coroutine[None, None, None]]
 
 
 class PoolFilter:
@@ -52,8 +54,14 @@ class _NoDiff(kopf.AnnotationsDiffBaseStorage):
         return kopf.BodyEssence()
 
 
-def build_registry(queue: KeyedQueue[PoolKey], store: Store) -> kopf.OperatorRegistry:
-    """A fresh registry with our handlers; there are none at import."""
+def build_registry(queue: KeyedQueue[PoolKey], store: Store, *, watch_nodes: bool = False) -> kopf.OperatorRegistry:
+    """A fresh registry with our handlers; there are none at import.
+
+    Args:
+        queue: Gets the keys of pools.
+        store: Is told what has changed.
+        watch_nodes: Whether nodes may be watched.
+    """
     registry = kopf.OperatorRegistry()
     pools = PoolFilter()
 
@@ -63,24 +71,28 @@ def build_registry(queue: KeyedQueue[PoolKey], store: Store) -> kopf.OperatorReg
         if pools.matters(manifest, deleted=event["type"] == "DELETED"):
             queue.add((manifest["metadata"]["namespace"], manifest["metadata"]["name"]))
 
-    @kopf.on.event("apps", "v1", "statefulsets", registry=registry)
-    async def statefulset_event(event: Any, **_: Any) -> None:
-        follow(event, store.put_statefulset)
+    children = {
+        ("apps", "v1", "statefulsets"): store.put_statefulset,
+        ("apps", "v1", "deployments"): store.put_deployment,
+        ("", "v1", "pods"): store.put_pod,
+        ("batch", "v1", "jobs"): store.put_job,
+    }
+    for resource, put in children.items():
+        kopf.on.event(*resource, registry=registry)(_child_handler(queue, store, put))
+    if watch_nodes:
+        kopf.on.event("", "v1", "nodes", registry=registry)(_node_handler(queue, store))
 
-    @kopf.on.event("apps", "v1", "deployments", registry=registry)
-    async def deployment_event(event: Any, **_: Any) -> None:
-        follow(event, store.put_deployment)
+    @kopf.on.login(registry=registry)
+    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
-    @kopf.on.event("v1", "pods", registry=registry)
-    async def pod_event(event: Any, **_: Any) -> None:
-        follow(event, store.put_pod)
+    return registry
 
-    @kopf.on.event("batch", "v1", "jobs", registry=registry)
-    async def job_event(event: Any, **_: Any) -> None:
-        follow(event, store.put_job)
 
-    def follow(event: Any, put: Callable[[Manifest], bool]) -> None:
-        """Tell the store, and put the pool in line if the planner would see a difference."""
+def _child_handler(queue: KeyedQueue[PoolKey], store: Store, put: Callable[[Manifest], bool]) -> _Handler:
+    """Tell the store, and put the pool in line if the planner would see a difference."""
+
+    async def child_event(event: Any, **_: Any) -> None:
         manifest = event["object"]
         if event["type"] == "DELETED":
             store.forget(manifest)
@@ -90,11 +102,23 @@ def build_registry(queue: KeyedQueue[PoolKey], store: Store) -> kopf.OperatorReg
         if key is not None:
             queue.add(key)
 
-    @kopf.on.login(registry=registry)
-    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+    return child_event
 
-    return registry
+
+def _node_handler(queue: KeyedQueue[PoolKey], store: Store) -> _Handler:
+    """Tell the store, and put the pools in line that have pods on the node."""
+
+    async def node_event(event: Any, **_: Any) -> None:
+        manifest = event["object"]
+        name = manifest["metadata"]["name"]
+        if event["type"] == "DELETED":
+            store.nodes.forget(name)
+        elif not store.nodes.put(manifest):
+            return
+        for key in store.keys_on(name):
+            queue.add(key)
+
+    return node_event
 
 
 def build_settings() -> kopf.OperatorSettings:

@@ -189,18 +189,24 @@ class Resync:
         found.expected |= {(key, c["kind"], c["metadata"]["name"]): _pack(c) for c in children}
 
     async def _read_nodes(self) -> None:
-        """Allocatable memory by GPU type; without the right to read nodes the catalogue's figures stand."""
+        """What nodes are like, and their memory by GPU type; without the right to read them the catalogue's counts."""
         smallest: dict[str, int] = {}
+        seen: set[str] = set()
         try:
             async for page in self._kube.pages(NODES, namespace=None, page_size=PAGE_SIZE):
                 for node in page:
+                    self._store.nodes.put(node)
+                    seen.add(node["metadata"]["name"])
                     labels = node["metadata"].get("labels") or {}
                     memory = ((node.get("status") or {}).get("allocatable") or {}).get("memory")
                     for gpu in self._catalog.gpus:
                         if memory and labels.get(gpu.node_label_key) in gpu.node_label_values:
                             smallest[gpu.name] = min(parse_bytes(memory), smallest.get(gpu.name, 2**63))
         except Forbidden:
-            _LOG.info("nodes cannot be read: host memory is checked against the catalogue's figures")
+            self._store.nodes.replace(None)
+            _LOG.info("nodes cannot be read: lost ones go unnoticed, host memory is checked by the catalogue's figures")
+        else:
+            self._store.nodes.replace(seen)
         self._node_memory_bytes.clear()
         self._node_memory_bytes.update(smallest)
 

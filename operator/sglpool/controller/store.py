@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from sglpool.api import names
 from sglpool.api.base import Manifest
+from sglpool.controller.nodes import NodeStore
 from sglpool.plan import Observed, ObservedDeployment, ObservedPod, ObservedStatefulSet, Refusal
 from sglpool.plan.surroundings import ObservedJob
 
@@ -54,6 +55,8 @@ class Store:
     """Views of the children of every pool."""
 
     def __init__(self) -> None:
+        self.nodes = NodeStore()
+        """What is known of nodes, which belong to no pool."""
         self._pools: dict[PoolKey, _PoolEntries] = {}
         self._seq = 0
         self._buried: dict[str, int] = {}
@@ -173,6 +176,14 @@ class Store:
         """Pools that have children."""
         return [*self._pools]
 
+    def keys_on(self, node: str) -> list[PoolKey]:
+        """Pools that have a pod on a node."""
+        return [
+            key
+            for key, entries in self._pools.items()
+            if any(isinstance(e.view, ObservedPod) and e.view.node == node for e in entries.pods.values())
+        ]
+
     def statefulset_uid(self, key: PoolKey, name: str) -> str | None:
         """The uid of the StatefulSet of that name, None if there is none."""
         entries = self._pools.get(key)
@@ -194,6 +205,7 @@ class Store:
             surplus=entries.surplus,
             refusals=refusals,
             jobs=tuple(e.view for e in entries.jobs.values() if isinstance(e.view, ObservedJob)),
+            nodes=self.nodes.of({pod.node for pod in pods if pod.node}),
         )
 
     def _entries(self, key: PoolKey) -> _PoolEntries:

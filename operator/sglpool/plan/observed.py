@@ -13,7 +13,7 @@ from sglpool.api import names
 from sglpool.api.base import Manifest
 from sglpool.api.engine import GPU_RESOURCE
 from sglpool.api.pool import Pool
-from sglpool.plan.surroundings import ObservedJob
+from sglpool.plan.surroundings import ObservedJob, ObservedNode
 
 MAX_WORDS = 200
 """Characters that a condition quotes of a container's last message."""
@@ -276,6 +276,7 @@ class Observed:
         surplus: Kind and name of children that are the pool's and that its spec does not ask for.
         refusals: Why pods are missing, by StatefulSet, where known.
         jobs: Jobs of its gates.
+        nodes: Nodes that its pods are on, by name; None where nodes cannot be read.
     """
 
     statefulsets: tuple[ObservedStatefulSet, ...] = ()
@@ -286,6 +287,7 @@ class Observed:
     surplus: frozenset[tuple[str, str]] = frozenset()
     refusals: Mapping[str, Refusal]
     jobs: tuple[ObservedJob, ...] = ()
+    nodes: Mapping[str, ObservedNode] | None = None
 
     def statefulset(self, name: str) -> ObservedStatefulSet | None:
         """The StatefulSet of that name."""

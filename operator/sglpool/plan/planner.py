@@ -13,6 +13,7 @@ from sglpool.api.pool import Pool
 from sglpool.plan.children import expected_children
 from sglpool.plan.drain import Moment, ReplicaLoad, next_deadline_s
 from sglpool.plan.gate import gate_state, gate_steps, stale_jobs
+from sglpool.plan.nodes import Eviction, evictions, lost_pods, next_change_s
 from sglpool.plan.observed import Observed, ObservedStatefulSet
 from sglpool.plan.replicas import desired_replicas
 from sglpool.plan.router import router_steps
@@ -63,6 +64,7 @@ class _Scene:
         desired: Wanted replicas by GPU type.
         at: Time and loads.
         may_render: Whether the spec can be carried out.
+        evictions: Replicas that have to leave their node, or to be replaced, by uid.
     """
 
     pool: Pool
@@ -70,6 +72,7 @@ class _Scene:
     desired: Mapping[str, int]
     at: Moment
     may_render: bool
+    evictions: Mapping[str, Eviction]
 
     def case(self, current: ObservedStatefulSet, wanted: int) -> Case:
         """A StatefulSet of ours and what is wanted of it."""
@@ -89,6 +92,7 @@ class _Scene:
             refused=current.name in self.observed.refusals,
             elsewhere=sum(self.serving(t) for t in self.desired if t != current.gpu_type),
             gate=gate_state(self.pool, current, self.observed),
+            evictions=self.evictions,
         )
 
     def serving(self, gpu_type: str) -> int:
@@ -109,6 +113,7 @@ def make_plan(
     wanted: Mapping[str, int] | None = None,
     loads: Mapping[str, ReplicaLoad] | None = None,
     now_s: float = 0.0,
+    unhealthy: Mapping[str, str] | None = None,
 ) -> Plan:
     """Decide the steps that bring a pool closer to its spec.
 
@@ -122,13 +127,16 @@ def make_plan(
         wanted: Replicas by GPU type as the autoscaler decided; None for a fixed number, or to hold what is there.
         loads: What replicas have to do, by pod uid; None where nobody reads it: then nothing waits for conversations.
         now_s: Unix time.
+        unhealthy: Why replicas have to be replaced although they are ready, by pod uid.
     """
     current = {s.gpu_type: s.replicas for s in observed.statefulsets if s.owner_uid == pool.uid}
     may_render = all(s.feasible for s in sized)
     desired = desired_replicas(pool.spec, current, frozen=not may_render, decided=wanted)
     at = Moment(now_s=now_s, loads=loads, timeout_s=pool.spec.rollout.drain_timeout, routed=has_router(pool))
-    scene = _Scene(pool=pool, observed=observed, desired=desired, at=at, may_render=may_render)
-    stages: list[list[Step]] = []
+    leave = evictions(pool, observed, now_s=now_s)
+    leave |= {uid: Eviction(reason=reason, even_last=True) for uid, reason in (unhealthy or {}).items()}
+    scene = _Scene(pool=pool, observed=observed, desired=desired, at=at, may_render=may_render, evictions=leave)
+    stages: list[list[Step]] = [[*lost_pods(pool, observed, now_s=now_s)]]
     for one in sized:
         _side_by_side(stages, _plan_type(scene, one))
     _side_by_side(stages, _removed_types(scene))
@@ -141,8 +149,17 @@ def make_plan(
     return Plan(
         stages=tuple(tuple(stage) for stage in stages if stage),
         desired=desired,
-        look_again_s=next_deadline_s(observed.pods, at) if loads is not None else None,
+        look_again_s=_look_again_s(observed, at),
     )
+
+
+def _look_again_s(observed: Observed, at: Moment) -> float | None:
+    """When time alone may make steps due; a moment later, so that it has come."""
+    waits = [next_change_s(observed, now_s=at.now_s)]
+    if at.loads is not None:
+        waits.append(next_deadline_s(observed.pods, at))
+    due = min((wait for wait in waits if wait is not None), default=None)
+    return None if due is None else due + 0.5
 
 
 def _side_by_side(stages: list[list[Step]], more: Sequence[Sequence[Step]]) -> None:

@@ -5,11 +5,12 @@ ordinals beyond the wanted number, then replicas that must leave their node, the
 Not here: creation, adoption and changes of the template (`plan.planner`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sglpool.plan.drain import Moment, drained, mark_steps, may_go
 from sglpool.plan.gate import GateState
+from sglpool.plan.nodes import Eviction
 from sglpool.plan.observed import ObservedPod, ObservedStatefulSet
 from sglpool.plan.rollout import Pace, next_partition, pods_to_replace, takes
 from sglpool.plan.steps import DeleteObject, Scale, Step
@@ -28,6 +29,7 @@ class Case:
         refused: Whether the API server refuses its missing pods.
         elsewhere: Ready replicas of the pool's other types that stay.
         gate: How far the newest revision is, and what the user says about the roll-out.
+        evictions: Replicas that have to leave their node, or to be replaced, by uid.
     """
 
     current: ObservedStatefulSet
@@ -38,6 +40,7 @@ class Case:
     refused: bool = False
     elsewhere: int = 0
     gate: GateState = field(default_factory=GateState)
+    evictions: Mapping[str, Eviction] = field(default_factory=dict)
 
     @property
     def goes_back(self) -> bool:
@@ -66,20 +69,42 @@ def settle(case: Case) -> list[list[Step]]:
     could return on the old revision, or on the new one when they should go back.
     """
     size = size_now(case)
-    reached, partition = _go_back(case, size) if case.goes_back else _roll_out(case, size)
-    leaving = {**reached, **case.surplus}
-    marks: list[Step] = [*mark_steps(case.pods, leaving, case.at)]
+    evicted = _evicted(case)
+    reached, partition = _go_back(case, size, evicted) if case.goes_back else _roll_out(case, size, evicted)
+    leaving = {**reached, **case.surplus, **{p.uid: case.evictions[p.uid].reason for p in evicted}}
+    at_once = [p for p in evicted if not _others_serve(case, [p])]
+    marks: list[Step] = [*mark_steps([p for p in case.pods if p not in at_once], leaving, case.at)]
     scale = _scale(case, size, partition)
     if scale is not None:
         return [[*marks, scale]]
     if not case.current.caught_up:
         return [marks]
+    ends = {p: case.evictions[p.uid].reason for p in evicted if p in at_once or may_go(p, case.at)}
+    ends |= _replaced(case, evicted)
+    return [[*marks, *(_replace(pod, case, reason) for pod, reason in ends.items())]]
+
+
+def _replaced(case: Case, evicted: Sequence[ObservedPod]) -> dict[ObservedPod, str]:
+    """Pods that the roll-out, or its return, ends now, with the reason."""
     outdated = pods_to_replace(case.current, case.pods, max_unavailable=case.max_unavailable)
-    reason = "the roll-out replaces it"
+    ends = dict.fromkeys(outdated, "the roll-out replaces it")
     if case.goes_back:
-        outdated = (*outdated, *(p for p in _returning(case) if may_go(p, case.at) and not p.terminating))
-        reason = "it returns to the revision before"
-    return [[*marks, *(_replace(pod, case, reason) for pod in dict.fromkeys(outdated))]]
+        back = [p for p in _returning(case, evicted) if may_go(p, case.at) and not p.terminating]
+        ends |= dict.fromkeys(back, "it returns to the revision before")
+    return ends
+
+
+def _evicted(case: Case) -> list[ObservedPod]:
+    """Replicas that leave for an eviction now: of one node at a time, and no more than may be away."""
+    wanted = [pod for pod in case.pods if pod.ordinal < case.wanted]
+    room = case.max_unavailable - (min(case.wanted, case.current.replicas) - sum(pod.ready for pod in wanted))
+    asked = [p for p in wanted if p.ready and p.uid in case.evictions]
+    asked = [p for p in asked if case.evictions[p.uid].even_last or _others_serve(case, [p])]
+    if not asked or room <= 0:
+        return []
+    asked.sort(key=lambda p: (not p.draining, case.evictions[p.uid].node, -p.ordinal))
+    node = case.evictions[asked[0].uid].node
+    return [pod for pod in asked if case.evictions[pod.uid].node == node][:room]
 
 
 def _replace(pod: ObservedPod, case: Case, reason: str) -> DeleteObject:
@@ -94,7 +119,7 @@ def surplus_marks(case: Case) -> list[Step]:
     return [*mark_steps(pods, case.surplus, case.at)]
 
 
-def _roll_out(case: Case, size: int) -> tuple[dict[str, str], int]:
+def _roll_out(case: Case, size: int, evicted: Sequence[ObservedPod]) -> tuple[dict[str, str], int]:
     """Ready pods that the roll-out has reached, with the reason, and the partition to set now."""
     current = case.current
     partition = _held_partition(case, size)
@@ -103,7 +128,8 @@ def _roll_out(case: Case, size: int) -> tuple[dict[str, str], int]:
         return {}, partition
     shrunk = replace(current, replicas=replicas, partition=min(partition, replicas))
     pods = [pod for pod in case.pods if pod.ordinal < replicas]
-    pace = Pace(max_unavailable=case.max_unavailable, refused=case.refused)
+    away = frozenset(pod.ordinal for pod in evicted)
+    pace = Pace(max_unavailable=case.max_unavailable, refused=case.refused, away=away)
     if case.gate.closed:
         pace = replace(pace, max_unavailable=1, lowest=replicas - 1)
     far = next_partition(shrunk, pods, pace)
@@ -126,26 +152,26 @@ def _held_partition(case: Case, size: int) -> int:
     return size if holds_all else min(current.partition, size)
 
 
-def _go_back(case: Case, size: int) -> tuple[dict[str, str], int]:
+def _go_back(case: Case, size: int, evicted: Sequence[ObservedPod]) -> tuple[dict[str, str], int]:
     """Ready pods that have to leave the newest revision, with the reason, and the partition: it holds everything."""
-    serving = [pod for pod in _returning(case) if pod.ready and pod.unproven != "true"]
+    serving = [pod for pod in _returning(case, evicted) if pod.ready and pod.unproven != "true"]
     return {pod.uid: "it returns to the revision before" for pod in serving}, size
 
 
-def _returning(case: Case) -> list[ObservedPod]:
+def _returning(case: Case, evicted: Sequence[ObservedPod]) -> list[ObservedPod]:
     """Pods to end now, or to empty: all that serve nobody, and of the others no more than may be away."""
     current = case.current
     newest = [p for p in case.pods if p.revision == current.update_revision and p.ordinal < case.wanted]
     idle = [pod for pod in newest if not pod.ready or pod.unproven == "true"]
     serving = [pod for pod in reversed(newest) if pod not in idle]
-    up = sum(pod.ready for pod in case.pods if pod.ordinal < case.wanted)
+    up = sum(pod.ready and pod not in evicted for pod in case.pods if pod.ordinal < case.wanted)
     room = case.max_unavailable - max(min(case.wanted, current.replicas) - up, 0)
     return [*idle, *serving[: max(room, 0)]]
 
 
-def _others_serve(case: Case, reached: Sequence[ObservedPod]) -> bool:
-    """Whether some replica serves beside those that a roll-out takes; one that is not wanted does until it is gone."""
-    uids = {pod.uid for pod in reached}
+def _others_serve(case: Case, going: Sequence[ObservedPod]) -> bool:
+    """Whether some replica serves beside those; one that is not wanted does until it is gone."""
+    uids = {pod.uid for pod in going}
     return bool(case.elsewhere) or any(p.ready and p.unproven != "true" and p.uid not in uids for p in case.pods)
 
 
