@@ -27,7 +27,7 @@ def policy(*types: TypePolicy, least: int = 1, most: int = 100, **more: float) -
         min_replicas=least,
         max_replicas=most,
         startup_timeout_s=3600.0,
-        **more,
+        **{"cold_start_s": 600.0, **more},
     )
 
 

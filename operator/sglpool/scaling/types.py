@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-DEFAULT_COLD_START_S = 600.0
+DEFAULT_COLD_START_S = 900.0
 """How long a start takes while none was seen: weights of several hundred GB from a node's disk, graphs, warm-up."""
 MAX_AGE_S = 45.0
 """An older reading says nothing: three ticks."""
