@@ -280,6 +280,8 @@ def test_an_unhealthy_replica_is_told_once_and_stands_in_available(in_virtual_ti
                 await operator.reconcile(KEY)
         words = "kimi-b200-1 is unhealthy: its accept length was 1.02 over the last 300 s (3,000 verify calls)."
         assert operator.events.messages["ReplicaUnhealthy"] == [words]
+        (drain,) = operator.events.messages["DrainStarted"]
+        assert drain.startswith("kimi-b200-1: its accept length was 1.02")
         conditions = {c["type"]: c for c in operator.status["conditions"]}
         assert conditions["Available"]["message"] == f"At least one replica is ready. {words}"
         before = writes(operator)

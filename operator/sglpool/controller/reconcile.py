@@ -130,7 +130,15 @@ class Reconciler:
             )
             self._autoscaler.follow(pool, sized, observed)
             view, now_s = self._autoscaler.view(key), self._wall_clock_s()
-            plan = make_plan(pool, sized, observed, wanted=view.wanted, loads=view.loads, now_s=now_s)
+            plan = make_plan(
+                pool,
+                sized,
+                observed,
+                wanted=view.wanted,
+                loads=view.loads,
+                now_s=now_s,
+                unhealthy=self._health.view(key).unhealthy,
+            )
             outcome = await self._executor.run(pool, plan)
             done += outcome.done
             if not outcome.look_again:
@@ -212,7 +220,19 @@ def _patch(stored: Manifest, wanted: Manifest) -> Manifest:
     return patch
 
 
-_CALM = frozenset({"Pending", "AllReplicasReady", "Parked", "ReplicasStarting", "RollingOut", "RouterStarting"})
+_CALM = frozenset(
+    {
+        "Pending",
+        "AllReplicasReady",
+        "Parked",
+        "ReplicasStarting",
+        "RollingOut",
+        "RouterStarting",
+        "GateRunning",
+        "RolloutPaused",
+        "RolloutAborted",
+    }
+)
 """Reasons of condition Ready that need nobody's attention."""
 
 
