@@ -98,6 +98,20 @@ class ClusterPool:
         items = self.kubectl.json("get", "pods", "-n", self.namespace, "-l", labels)["items"]
         return {pod["metadata"]["name"]: pod for pod in items}
 
+    def router_address(self) -> str:
+        """Where its one router pod answers."""
+        labels = f"sglpool.io/pool={self.name},app.kubernetes.io/component=router"
+        (pod,) = self.kubectl.json("get", "pods", "-n", self.namespace, "-l", labels)["items"]
+        return f"{pod['status']['podIP']}:8000"
+
+    def events(self) -> dict[str, list[str]]:
+        """Messages of its Events by reason."""
+        found: dict[str, list[str]] = {}
+        for event in self.kubectl.json("get", "events", "-n", self.namespace)["items"]:
+            if (event["involvedObject"]["kind"], event["involvedObject"]["name"]) == ("InferencePool", self.name):
+                found.setdefault(event["reason"], []).append(event["message"])
+        return found
+
     def revisions(self) -> dict[str, str]:
         """Revision of each pod by name."""
         return {name: pod["metadata"]["labels"]["controller-revision-hash"] for name, pod in self.pods().items()}
