@@ -167,6 +167,20 @@ def test_a_busy_pool_asks_at_most_once_a_minute_while_its_size_stays(in_virtual_
     in_virtual_time(scenario())
 
 
+def test_where_a_second_is_a_minute_a_late_tick_is_no_jump_of_the_clock(in_virtual_time):
+    async def scenario():
+        scene = Scene(clock_speed=60)
+        scene.put()
+        scene.follow()
+        await scene.tick(3, every_s=3.0)
+        told = scene.autoscaler.view(KEY).told
+        assert told is not None
+        assert told.decision is not None
+        assert told.decision.valid, told.decision.message
+
+    in_virtual_time(scenario())
+
+
 def test_a_reading_that_fails_holds_the_size_and_is_told(in_virtual_time):
     async def scenario():
         scene = Scene()

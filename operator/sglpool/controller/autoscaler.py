@@ -9,7 +9,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from sglpool.api.pool import Pool
@@ -32,6 +32,8 @@ DRAIN_INTERVAL_S = 5.0
 FIXED_INTERVAL_S = 60.0
 """Of a pool of fixed size: its load is only shown."""
 FASTEST_S = 1.0
+MAX_GAP_TICKS = 8
+"""Ticks that may fail or be late before the load of the past counts for nothing."""
 SHOW_S = 60.0
 """Figures alone are written at most so often."""
 MAX_TICKS = 256
@@ -212,6 +214,8 @@ class Autoscaler:
             waited_s=self._now_s() - followed.read_at_s,
             scaled=self._scaled,
         )
+        # Ticks that are a second apart are minutes apart where a second is a minute.
+        policy = replace(policy, max_gap_s=max(policy.max_gap_s, self._scaled(MAX_GAP_TICKS * FASTEST_S)))
         followed.decision, followed.memory = decide(policy, signals, followed.memory, self._scaled(wall_s))
         self._metrics.decisions.labels(str(followed.decision.reason)).inc()
 
