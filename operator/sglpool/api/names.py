@@ -22,6 +22,8 @@ LABEL_NAME = "app.kubernetes.io/name"
 LABEL_COMPONENT = "app.kubernetes.io/component"
 LABEL_PART_OF = "app.kubernetes.io/part-of"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_REVISION = "controller-revision-hash"
+"""Kubernetes' own: the revision of its StatefulSet that a pod runs."""
 MANAGED_BY = "sglpool"
 MANAGED_SELECTOR = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 

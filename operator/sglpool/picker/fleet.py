@@ -17,6 +17,8 @@ from sglpool.routing.load import load
 from sglpool.routing.pickerconfig import CLUSTER_NAME, PickerConfig
 from sglpool.routing.types import Replica
 
+MAX_REVISIONS = 64
+"""Revisions that are remembered as unproven; a pool has two at a time."""
 MISSED_POLLS = 2
 """So many polls without an answer in time, and a replica gets no new request."""
 _ENDPOINTS = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
@@ -60,6 +62,11 @@ class Fleet:
         """Engines that have an address, by replica uid."""
         self.routers: dict[str, PodView] = {}
         """Router pods by uid, our own among them."""
+        self._unproven: dict[str, None] = {}
+        """Revisions that get no traffic yet: since a pod of one was marked, until one of it is marked as proven.
+
+        So a pod made anew while the operator is away, which nobody has marked, gets none either.
+        """
         self._config = config
         self._ledger = ledger
         self._on_change = on_change
@@ -73,6 +80,8 @@ class Fleet:
             self._remove(uid)
         for uid in [uid for uid in self.routers if uid not in there]:
             del self.routers[uid]
+        for pod in sorted(pods, key=lambda pod: pod.proven):
+            self._note_revision(pod)
         # The newest holder of an address comes last: `Ledger.put` gives it the address.
         for pod in sorted(pods, key=lambda pod: pod.ready_since_s or 0.0):
             self.put(pod)
@@ -93,6 +102,9 @@ class Fleet:
             self._remove(uid)
 
     def _put_engine(self, pod: PodView) -> None:
+        if self._note_revision(pod):
+            for member in self.members.values():
+                self._refresh(member)
         uid = replica_uid(pod)
         for other in [each for each, member in self.members.items() if member.pod.uid == pod.uid and each != uid]:
             self._remove(other)
@@ -100,16 +112,30 @@ class Fleet:
             self._remove(uid)
             return
         address = _address(pod.ip, self._config.engine_port)
-        member = self.members.get(uid)
-        if member is None or member.replica.address != address:
+        known = self.members.get(uid)
+        if known is None or known.replica.address != address:
             self._remove(uid)
-            member = self.members[uid] = Member(pod, self._replica(uid, address, pod))
-        member.pod = pod
-        self._refresh(member)
-        if pod.ready and member.replica.ready_since_s == 0.0:
-            member.replica.ready_since_s = pod.ready_since_s or 0.0
-        self._ledger.put(member.replica)
+            known = self.members[uid] = Member(pod, self._replica(uid, address, pod))
+        known.pod = pod
+        self._refresh(known)
+        if pod.ready and known.replica.ready_since_s == 0.0:
+            known.replica.ready_since_s = pod.ready_since_s or 0.0
+        self._ledger.put(known.replica)
         self._on_change()
+
+    def _note_revision(self, pod: PodView) -> bool:
+        """Learn from a pod's mark whether its revision gets traffic; whether that is news."""
+        before = pod.revision in self._unproven
+        if pod.proven:
+            self._unproven.pop(pod.revision, None)
+        elif pod.unproven and pod.revision and not self._is_proven(pod.revision):
+            self._unproven[pod.revision] = None
+            if len(self._unproven) > MAX_REVISIONS:
+                del self._unproven[next(iter(self._unproven))]
+        return before != (pod.revision in self._unproven)
+
+    def _is_proven(self, revision: str) -> bool:
+        return any(member.pod.proven and member.pod.revision == revision for member in self.members.values())
 
     def _replica(self, uid: str, address: str, pod: PodView) -> Replica:
         return Replica(
@@ -129,7 +155,7 @@ class Fleet:
         answers = not member.dead and member.missed_polls < MISSED_POLLS
         # A pod that is going gets nothing new: its engine ends within its grace.
         replica.healthy = pod.ready and not pod.terminating and answers
-        replica.proven = not pod.unproven
+        replica.proven = not pod.unproven and (pod.proven or pod.revision not in self._unproven)
         replica.draining = pod.draining or pod.terminating
         replica.drain_deadline_s = pod.drain_deadline_s
 
@@ -191,7 +217,7 @@ def _address(ip: str, port: int) -> str:
 
 
 def _is_endpoint(member: Member) -> bool:
-    return not member.pod.unproven and member.replica.ready_since_s > 0.0
+    return member.replica.proven and member.replica.ready_since_s > 0.0
 
 
 def _entry(member: Member) -> Mapping[str, Any]:

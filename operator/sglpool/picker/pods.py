@@ -32,7 +32,9 @@ class PodView:
         terminating: It was deleted, and lives on for its grace period.
         draining: The operator wants it empty.
         drain_deadline_s: Unix time after which the rest moves too, None: no hurry.
-        unproven: Its revision gets no traffic yet.
+        revision: What of its StatefulSet's templates it runs.
+        unproven: It is marked as one whose revision gets no traffic yet.
+        proven: It is marked as one whose revision may have traffic from now on.
         over: It has ended for good.
     """
 
@@ -47,7 +49,9 @@ class PodView:
     terminating: bool
     draining: bool
     drain_deadline_s: float | None
+    revision: str
     unproven: bool
+    proven: bool
     over: bool
 
 
@@ -75,7 +79,9 @@ def view(pod: Mapping[str, Any]) -> PodView:
         terminating="deletionTimestamp" in metadata,
         draining=draining,
         drain_deadline_s=_number(annotations.get(names.ANNOTATION_DRAIN_DEADLINE)) if draining else None,
+        revision=labels.get(names.LABEL_REVISION, ""),
         unproven=annotations.get(names.ANNOTATION_UNPROVEN) == "true",
+        proven=annotations.get(names.ANNOTATION_UNPROVEN) == "false",
         over=status.get("phase") in ("Succeeded", "Failed"),
     )
 

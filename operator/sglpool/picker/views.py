@@ -69,7 +69,7 @@ class Views:
             "healthy": replica.healthy,
             "draining": replica.draining,
             "terminating": pod.terminating,
-            "unproven": pod.unproven,
+            "unproven": not replica.proven,
             "refused": replica.refused,
             "load": load(replica, now_s),
             "in_flight": replica.own_in_flight,

@@ -174,7 +174,7 @@ class ObservedPod:
             ordinal=names.ordinal_of(metadata["name"]),
             gpu_type=labels.get(names.LABEL_GPU, ""),
             owner_uid=controller_uid(metadata),
-            revision=labels.get("controller-revision-hash", ""),
+            revision=labels.get(names.LABEL_REVISION, ""),
             ready=(conditions.get("Ready") or {}).get("status") == "True" and not terminating,
             terminating=terminating,
             unready_since_s=_unready_since_s(metadata, conditions),

@@ -69,7 +69,9 @@ def pod(uid: str = "u1", ip: str = "10.0.0.1", **changes: Any) -> PodView:
         "terminating": False,
         "draining": False,
         "drain_deadline_s": None,
+        "revision": "r1",
         "unproven": False,
+        "proven": False,
         "over": False,
     }
     return PodView(**{**fields, **changes})

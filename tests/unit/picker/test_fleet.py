@@ -47,6 +47,42 @@ def test_what_a_pod_s_state_means(changes, healthy, endpoint):
     assert health(fleet).get(ADDRESS) == endpoint
 
 
+def test_a_revision_is_unproven_from_its_first_marked_pod_until_one_of_it_is_proven():
+    """Pods that are made anew or added while the operator is away are marked by nobody."""
+    fleet, ledger, asked = make_fleet()
+    fleet.put(pod("old", ip="10.0.0.1", revision="r1"))
+    fleet.put(pod("first", ip="", revision="r2", unproven=True, ready=False, ready_since_s=None))
+    fleet.put(pod("added", ip="10.0.0.2", revision="r2"))
+    fleet.gone("first")
+    fleet.put(pod("again", ip="10.0.0.3", revision="r2"))
+    assert health(fleet) == {"10.0.0.1:30000": "HEALTHY"}
+    assert {uid: r.proven for uid, r in ledger.replicas.items()} == {"old": True, "added": False, "again": False}
+    before = len(asked)
+    fleet.put(pod("again", ip="10.0.0.3", revision="r2", proven=True))
+    assert len(asked) > before
+    fleet.put(pod("late", ip="10.0.0.4", revision="r2", unproven=True))
+    assert {uid: r.proven for uid, r in ledger.replicas.items()} == {
+        "old": True,
+        "added": True,
+        "again": True,
+        "late": False,
+    }
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_picker_that_starts_anew_learns_from_marks_which_revisions_are_unproven(turned):
+    fleet, ledger, _ = make_fleet()
+    marked = [
+        pod("a", ip="10.0.0.1", revision="r2", unproven=True),
+        pod("b", ip="10.0.0.2", revision="r2"),
+        pod("c", ip="10.0.0.3", revision="r3", unproven=True),
+        pod("d", ip="10.0.0.4", revision="r3", proven=True),
+        pod("e", ip="10.0.0.5", revision="r3"),
+    ]
+    fleet.sync(marked[::-1] if turned else marked)
+    assert {uid for uid, r in ledger.replicas.items() if r.proven} == {"d", "e"}
+
+
 def test_a_pod_that_was_never_ready_is_no_endpoint_and_one_that_was_is_kept_for_its_streams():
     fleet, ledger, _ = make_fleet()
     fleet.put(pod(ready=False, ready_since_s=None))
