@@ -1,0 +1,73 @@
+"""A replica that answers every probe and does badly all the same is found, emptied and replaced; nobody notices."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from sandbox.cluster.conftest import WARM_UP, AgentCluster
+from sandbox.cluster.engines import READY_S
+from support.agents import Agents
+from support.pool_on_cluster import COMMIT, PoolMaker
+from support.waiting import wait_until
+
+pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(400)]
+
+MODEL = "deepseek-v3.2"
+# At the speed of this cluster the five minutes of a verdict are as many seconds.
+FOUND_S = 60.0
+
+
+def test_a_replica_whose_speculation_collapses_is_replaced_and_its_peer_stays(
+    cluster: AgentCluster, make_pool: PoolMaker
+) -> None:
+    pool = make_pool(
+        "ill",
+        model={
+            "name": MODEL,
+            "profile": "deepseek-v3.2-nvfp4",
+            "source": {"huggingFace": {"repo": "nvidia/DeepSeek-V3.2-NVFP4", "revision": COMMIT}},
+        },
+        kvCache={},
+        tensorParallelSize=4,
+        speculative={"algorithm": "NEXTN"},
+        replicas=2,
+        router={"replicas": 1},
+        engine=WARM_UP | {"extraArgs": ["--stream-interval=100"]},
+        rollout={"drainTimeout": "15s"},
+    )
+    pool.wait_ready(READY_S)
+    before = {name: pod["metadata"]["uid"] for name, pod in pool.pods().items()}
+    agents = Agents(pool.router_address(), model=MODEL, max_tokens=1000)
+    with agents.busy(6):
+        cluster.told("fault", "ill-b200-1", "--accept-length", "1", "-n", pool.namespace)
+        wait_until(
+            lambda: "ReplicaUnhealthy" in pool.events(),
+            timeout_s=FOUND_S,
+            describe=lambda: f"it is found; {pool.get()['status']}; {agents.answers}",
+        )
+        wait_until(
+            lambda: (
+                pool.pods().get("ill-b200-1", {"metadata": {"uid": before["ill-b200-1"]}})["metadata"]["uid"]
+                != before["ill-b200-1"]
+            ),
+            timeout_s=FOUND_S,
+            describe=lambda: f"it is replaced; {pool.get()['status']}; {pool.events()}",
+        )
+        pool.wait_ready(READY_S)
+    told = pool.events()
+    (found,) = told["ReplicaUnhealthy"]
+    figures = re.fullmatch(
+        r"ill-b200-1 is unhealthy: its accept length was (\d\.\d\d) over the last (\d+) s \(([\d,]+) verify calls\)\.",
+        found,
+    )
+    assert figures, found
+    assert float(figures[1]) <= 1.5
+    assert int(figures[2]) >= 300
+    assert any("ill-b200-1: its accept length was" in message for message in told["DrainStarted"])
+    assert any("its accept length was" in message for message in told["ReplicaReplaced"])
+    after = {name: pod["metadata"]["uid"] for name, pod in pool.pods().items()}
+    assert after["ill-b200-0"] == before["ill-b200-0"], "its peer stays"
+    assert agents.answers.keys() == {200}, "nobody noticed"
+    assert "unhealthy" not in pool.condition("Available")["message"]
