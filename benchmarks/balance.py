@@ -18,6 +18,7 @@ from sglpool.lab.figures import Figures, seconds_to_share, vmr_between
 from sglpool.lab.scenario import Resize, Scenario
 from sglpool.lab.simulator import Simulator
 from sglpool.lab.workload import Kind
+from sglpool.routing.types import Rule
 
 VMR_GOALS = {Kind.AUTONOMOUS: 0.35, Kind.THICK: 0.40, Kind.INTERACTIVE: 0.50}
 HIT_GOAL_POINTS = 0.5
@@ -82,7 +83,9 @@ class _Runs:
         self.cpu_s += took_s
         self.simulated_s += scenario.seconds
         what = f"{scenario.kind}, {scenario.policy}, {scenario.routers} routers"
-        print(f"{what}: {took_s:.0f} s of CPU, rules {found.rules}", file=sys.stderr, flush=True)
+        lost = (found.hit_bound - found.hit_rate) * 100
+        result = f"VMR {found.vmr:.2f}, hits {lost:.2f} points short, TTFT p99 {found.ttft_p99_s:.1f} s, {found.rules}"
+        print(f"{what}: {took_s:.0f} s of CPU, {result}", file=sys.stderr, flush=True)
         return simulator, found
 
     def figures(self, scenario: Scenario) -> Figures:
@@ -229,6 +232,11 @@ def _drain_rows(runs: _Runs, settings: Settings) -> list[Row]:
         _context(
             f"{what}, {drain_s:.0f} s to drain: warm moves by force",
             found.forced_warm_moves / alive * 100,
+            "% of conversations",
+        ),
+        _context(
+            f"{what}: of these, at work when the time was over",
+            found.rules.get(Rule.DRAIN_MOVE, 0) / alive * 100,
             "% of conversations",
         ),
         _context(f"{what}: TTFT p99", found.ttft_p99_s, "s"),

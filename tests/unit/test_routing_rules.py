@@ -412,11 +412,11 @@ def test_a_miss_right_after_a_turn_says_nothing_about_residency() -> None:
 
 def test_spill_is_priced_by_the_prefill_it_costs() -> None:
     pool = Pool("a", "b")
-    pool.settle("a", 320_000)  # 80,000 tokens: 4.4 s anew, worth a difference of 11.
-    pool.replicas["a"].others_in_flight = 10
+    pool.settle("a", 320_000)  # 80,000 tokens: 4.4 s anew, worth a difference of 13.1.
+    pool.replicas["a"].others_in_flight = 13
     decision = pool.pick(320_000)
     assert decision.rule is Rule.STAY
-    pool.replicas["a"].others_in_flight = 11
+    pool.replicas["a"].others_in_flight = 14
     decision = pool.pick(320_000)
     assert (decision.rule, decision.home, decision.moved, decision.forced) == (Rule.SPILL, "b", True, False)
     assert decision.inputs["migration_s"] == pytest.approx(4.4, rel=0.05)
@@ -428,7 +428,7 @@ def test_what_all_prompts_share_need_not_be_computed_anew() -> None:
         pool.turn(80_000, ConversationKey(f"s{number}", ""), cached_tokens=15_000, finish="stop")
     assert pool.state.shared_tokens == pytest.approx(15_000, rel=0.05)
     pool.settle("a", 320_000)
-    pool.replicas["a"].others_in_flight = 10
+    pool.replicas["a"].others_in_flight = 13
     decision = pool.pick(320_000)
     assert decision.rule is Rule.SPILL
     assert decision.inputs["migration_s"] == pytest.approx(3.9, rel=0.05)
@@ -461,6 +461,20 @@ def test_a_poll_says_what_is_left_to_prefill() -> None:
     assert 1.5 < prefill_wait_s(pool.replicas["a"], pool.now_s) < 3.5
     note_prefill(pool.state, pool.replicas["a"], 0, pool.now_s)
     assert prefill_wait_s(pool.replicas["a"], pool.now_s) == 0
+
+
+def test_the_second_half_of_a_long_prompt_takes_longer_than_the_first() -> None:
+    pool = Pool("a")
+    replica = pool.replicas["a"]
+    note_prefill(pool.state, replica, 200_000, pool.now_s)
+    whole_s = prefill_wait_s(replica, pool.now_s)
+    note_prefill(pool.state, replica, 150_000, pool.now_s)
+    note_prefill(pool.state, replica, 100_000, pool.now_s)
+    assert prefill_wait_s(replica, pool.now_s) > 0.6 * whole_s
+    # The next prompt begins at its beginning.
+    note_prefill(pool.state, replica, 0, pool.now_s)
+    note_prefill(pool.state, replica, 100_000, pool.now_s)
+    assert prefill_wait_s(replica, pool.now_s) < 0.4 * whole_s
 
 
 def test_a_warm_turn_hardly_adds_to_the_prefill_of_its_home() -> None:
@@ -535,9 +549,9 @@ def test_a_short_conversation_spills_from_a_difference_of_four() -> None:
 def test_a_long_warm_conversation_practically_never_spills() -> None:
     pool = Pool("a", "b")
     pool.settle("a")
-    pool.replicas["a"].others_in_flight = 15
+    pool.replicas["a"].others_in_flight = 18
     assert pool.pick().rule is Rule.STAY
-    pool.replicas["a"].others_in_flight = 16
+    pool.replicas["a"].others_in_flight = 19
     assert pool.pick().rule is Rule.SPILL
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from sglpool.routing import estimate
-from sglpool.routing.load import can_take, load, prefill_wait_s, weight
+from sglpool.routing.load import can_take, load, weight
 from sglpool.routing.records import Holder
 from sglpool.routing.state import Conversation, RoutingState
 from sglpool.routing.types import PickRequest, PolicyConfig, Randomness, Replica
@@ -104,7 +104,8 @@ def _scored(s: Situation, replica: Replica, requests: float) -> Candidate:
     tally = s.state.tallies.get(uid)
     returning = replica.others_pending + (tally.pending if tally is not None else 0)
     burden = requests + config.idle_weight * returning + config.kv_weight * used + max(0, crowd)
-    burden += config.prefill_weight * prefill_wait_s(replica, s.now_s)
+    if replica.prefill_until_s > s.now_s:
+        burden += config.prefill_weight * (replica.prefill_until_s - s.now_s)
     full = replica.weight
     return Candidate(replica, burden / weight(replica, s.now_s, config), burden / full, requests / full)
 

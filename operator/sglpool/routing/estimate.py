@@ -107,7 +107,10 @@ def note_prefill(state: RoutingState, replica: Replica, uncached_tokens: int, no
 
     It replaces what this router made of its own requests: of a history that was rewritten, only the engine knows.
     """
-    replica.prefill_until_s = now_s + prefill_s(state, replica, uncached_tokens, 0.0)
+    done_tokens = replica.prefill_done_tokens + max(0, replica.prefill_left_tokens - uncached_tokens)
+    replica.prefill_done_tokens = done_tokens if uncached_tokens else 0
+    replica.prefill_left_tokens = uncached_tokens
+    replica.prefill_until_s = now_s + prefill_s(state, replica, done_tokens + uncached_tokens, done_tokens)
 
 
 def learn(state: RoutingState, conversation: Conversation | None, outcome: Outcome, now_s: float) -> None:

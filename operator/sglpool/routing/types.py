@@ -79,6 +79,8 @@ class Replica:
         max_concurrent: requests that may be on it, of all routers together.
         prefill_tokens_per_s: measured prefill rate, None while unknown.
         prefill_until_s: when it will have computed the prompts that it was sent, as far as this router can guess.
+        prefill_left_tokens: of these prompts, what was left at the last poll.
+        prefill_done_tokens: how far it was by then: the further back in a prompt, the more a token costs.
     """
 
     uid: str
@@ -103,6 +105,8 @@ class Replica:
     max_concurrent: int = 64
     prefill_tokens_per_s: float | None = None
     prefill_until_s: float = 0.0
+    prefill_left_tokens: int = 0
+    prefill_done_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,16 +225,16 @@ class PolicyConfig:
     idle_weight: float = 0.65
     idle_pending_s: float = 60.0
     kv_weight: float = 1.0
-    prefill_weight: float = 0.5
+    prefill_weight: float = 1.0
     thick_requests: int = 3
     spill_min_load: float = 3.0
     spill_min_difference: float = 4.0
-    spill_per_migration_s: float = 2.5
+    spill_per_migration_s: float = 3.0
     spill_min_wait_s: float = 6.0
-    spill_wait_per_migration_s: float = 3.0
+    spill_wait_per_migration_s: float = 2.5
     return_difference: float = 4.0
     return_migration_s: float = 0.5
-    spill_budget: float = 0.02
+    spill_budget: float = 0.015
     spill_burst: float = 10.0
     free_move_difference: float = 1.0
     warm_fraction: float = 0.5
