@@ -91,9 +91,22 @@ def test_what_most_replicas_have_is_told_and_replaces_none():
     assert len(messages(ward)) == 3
 
 
-def test_the_only_replica_is_replaced():
-    ward = Ward.of(1)
+def test_a_replica_that_serves_badly_is_kept_while_no_other_serves():
+    ward = Ward.of(2)
     ward.engines[0].accept_length = 1.0
+    assert ward.live(10 * MINUTE_S).unhealthy.keys() == {"pod-B200-0"}
+    ward.engines[1].pod = replace(ward.engines[1].pod, ready=False)
+    assert not ward.live(MINUTE_S).unhealthy, "not though it is being emptied"
+    assert messages(ward)[0].endswith("(3,000 verify calls); no other replica serves.")
+    ward.engines[1].pod = replace(ward.engines[1].pod, ready=True, unproven="true")
+    assert not ward.live(MINUTE_S).unhealthy, "one without traffic takes nobody over"
+    ward.engines[1].pod = replace(ward.engines[1].pod, unproven="false")
+    assert ward.live(MINUTE_S).unhealthy.keys() == {"pod-B200-0"}
+
+
+def test_the_only_replica_is_replaced_if_it_serves_nobody():
+    ward = Ward.of(1)
+    ward.engines[0].stuck = True
     assert ward.live(10 * MINUTE_S).unhealthy.keys() == {"pod-B200-0"}
 
 

@@ -162,7 +162,9 @@ def _choose(memory: HealthMemory, live: Mapping[str, ObservedPod], now_s: float)
     acting: tuple[str, str] | None = None
     for uid in order:
         name, verdict = live[uid].name, ill[uid]
-        kept = "" if _is(memory.acting, uid) else _kept(name, verdict, ill, memory, now_s)
+        kept = _alone(uid, verdict, live)
+        if not kept and not _is(memory.acting, uid):
+            kept = _kept(name, verdict, ill, memory, now_s)
         if not kept and (acting is not None or memory.awaited):
             kept = f"{acting[1] if acting is not None else memory.awaited} is replaced first"
         if not kept:
@@ -174,6 +176,12 @@ def _choose(memory: HealthMemory, live: Mapping[str, ObservedPod], now_s: float)
 
 def _is(acting: tuple[str, str] | None, uid: str) -> bool:
     return acting is not None and acting[0] == uid
+
+
+def _alone(uid: str, verdict: Verdict, live: Mapping[str, ObservedPod]) -> str:
+    """Why a replica that serves badly is better than none, empty where others serve or it serves nobody."""
+    others = (pod for pod in live.values() if pod.uid != uid and pod.ready and pod.unproven != "true")
+    return "" if verdict.ailment == Ailment.NO_TOKENS or any(others) else "no other replica serves"
 
 
 def _kept(name: str, verdict: Verdict, ill: Mapping[str, Verdict], memory: HealthMemory, now_s: float) -> str:
