@@ -117,8 +117,12 @@ class FakeEngines:
         self.engines: dict[str, Engine] = {}
         self.asked: list[list[str]] = []
         self.takes_s = 0.0
+        self.drafts = False
 
-    async def read(self, engines: Sequence[Endpoint], clock_s: Callable[[], float]) -> dict[str, Sample]:
+    async def read(
+        self, engines: Sequence[Endpoint], clock_s: Callable[[], float], *, drafts: bool
+    ) -> dict[str, Sample]:
+        self.drafts = drafts
         self.asked.append([one.name for one in engines])
         await asyncio.sleep(self.takes_s)
         answering = [one.uid for one in engines if one.uid in self.engines]

@@ -18,7 +18,15 @@ from sglpool.controller.store import PoolKey, Store
 from sglpool.plan.verdicts import Sample
 from sglpool.signals import Endpoint
 from sglpool.signals.fields import Unreadable
-from sglpool.signals.health import COMPUTED, GENERATED, VERIFY_CALLS, parse_counters, parse_sample, read_samples
+from sglpool.signals.health import (
+    COMPUTED,
+    GENERATED,
+    VERIFY_CALLS,
+    add_counters,
+    parse_counters,
+    parse_loads,
+    read_samples,
+)
 from sglpool.signals.http import Web
 from support import pools
 from support.observed import observed_pod
@@ -121,18 +129,19 @@ def test_a_pool_that_drafts_no_more_is_not_judged_by_its_draft(in_virtual_time):
             scene.follow(speculative=None)
             await scene.live(30)
         assert scene.asked == []
+        assert not scene.engines.drafts
 
     in_virtual_time(scenario())
 
 
 def test_the_watch_lives_as_fast_as_the_engines(in_virtual_time):
     async def scenario():
-        scene = Scene(clock_speed=60.0)
+        scene = Scene(clock_speed=20.0)
         scene.put()
         scene.engines.engines["kimi-b200-1"].accept_length = 1.0
         async with scene.watch:
             scene.follow()
-            await scene.live(10, every_s=1.0)
+            await scene.live(10, every_s=INTERVAL_S / 20)
         assert scene.asked == [KEY]
 
     in_virtual_time(scenario())
@@ -180,7 +189,7 @@ def test_a_defect_in_one_look_does_not_end_the_next(in_virtual_time, caplog):
         scene.put()
         calls = 0
 
-        async def breaks(*_: object) -> dict[str, Sample]:
+        async def breaks(*_: object, **__: object) -> dict[str, Sample]:
             nonlocal calls
             calls += 1
             raise RuntimeError("a defect")
@@ -224,25 +233,23 @@ def body(**changes: Any) -> bytes:
 
 
 def test_a_sample_has_what_is_to_do_and_what_is_done():
-    sample = parse_sample(
-        body(num_running_reqs=3, num_waiting_reqs=1, num_waiting_uncached_tokens=700, num_used_tokens=9),
-        METRICS,
-        at_s=5.0,
-    )
+    answer = body(num_running_reqs=3, num_waiting_reqs=1, num_waiting_uncached_tokens=700, num_used_tokens=9)
+    sample = parse_loads(answer, at_s=5.0)
     assert (sample.at_s, sample.requests, sample.waiting_tokens, sample.kv_total_tokens) == (5.0, 4, 700, 1_000_000)
+    sample = add_counters(sample, METRICS)
     assert (sample.generated_tokens, sample.verify_calls) == (42.0, 12.0)
     assert sample.progress == (5050.0, 42.0, 9.0, 0.0, 0.0)
 
 
 def test_without_counters_nothing_is_known_of_progress():
-    sample = parse_sample(body(num_running_reqs=3), b"", at_s=5.0)
+    sample = add_counters(parse_loads(body(num_running_reqs=3), at_s=5.0), b"")
     assert (sample.progress, sample.generated_tokens, sample.verify_calls) == (None, None, None)
 
 
 @pytest.mark.parametrize("answer", [b"<html>", b"{}", b'{"loads": []}', body(max_total_num_tokens=0)])
 def test_an_answer_that_is_none_is_no_sample(answer: bytes):
     with pytest.raises(Unreadable):
-        parse_sample(answer, METRICS, at_s=0)
+        parse_loads(answer, at_s=0)
 
 
 @pytest.fixture
@@ -277,9 +284,11 @@ async def hangs(_: web.Request) -> web.Response:
     raise AssertionError("somebody waited for it")
 
 
-async def read(port: int, *pods: Endpoint, limit_s: float = 30, answer_s: float = 30) -> dict[str, Sample]:
+async def read(
+    port: int, *pods: Endpoint, drafts: bool = True, limit_s: float = 30, answer_s: float = 30
+) -> dict[str, Sample]:
     async with Web(limit_s=answer_s) as asks:
-        return await read_samples(asks, pods, port, lambda: 7.0, limit_s=limit_s)
+        return await read_samples(asks, pods, port, lambda: 7.0, drafts=drafts, limit_s=limit_s)
 
 
 async def test_engines_are_asked_by_address(engines: Any):
@@ -287,6 +296,14 @@ async def test_engines_are_asked_by_address(engines: Any):
     found = await read(port, endpoint("a"), replace(endpoint("b"), address=""))
     assert found.keys() == {"a"}
     assert (found["a"].at_s, found["a"].requests, found["a"].generated_tokens) == (7.0, 2, 42.0)
+
+
+async def test_the_thousand_lines_of_an_idle_engine_without_a_draft_are_not_asked_for(engines: Any):
+    port = await engines(body(), hangs)
+    found = await read(port, endpoint("a"), drafts=False)
+    assert (found["a"].busy, found["a"].kv_total_tokens) == (False, 1_000_000)
+    port = await engines(body(num_waiting_uncached_tokens=5), METRICS)
+    assert (await read(port, endpoint("a"), drafts=False))["a"].generated_tokens == 42.0
 
 
 @pytest.mark.parametrize("broken", ["loads", "metrics"])

@@ -27,7 +27,8 @@ _LOG = logging.getLogger(__name__)
 
 INTERVAL_S = 60.0
 """Between two looks at a pool."""
-FASTEST_S = 1.0
+MAX_SPEED = 20.0
+"""Faster, two minutes without a token would be what a busy machine does to a simulated engine."""
 ANSWER_LIMIT_S = 5.0
 """For one answer of an engine; milliseconds when it is well."""
 MAX_LOOKS = 16
@@ -37,7 +38,9 @@ MAX_LOOKS = 16
 class Reader(Protocol):
     """Asks engines, in bounded time and without failing."""
 
-    async def read(self, engines: Sequence[Endpoint], clock_s: Callable[[], float]) -> dict[str, Sample]:
+    async def read(
+        self, engines: Sequence[Endpoint], clock_s: Callable[[], float], *, drafts: bool
+    ) -> dict[str, Sample]:
         """Samples of those that answered, by uid."""
 
 
@@ -54,9 +57,11 @@ class EngineReader:
     async def __aexit__(self, *_: object) -> None:
         await self._web.__aexit__()
 
-    async def read(self, engines: Sequence[Endpoint], clock_s: Callable[[], float]) -> dict[str, Sample]:
+    async def read(
+        self, engines: Sequence[Endpoint], clock_s: Callable[[], float], *, drafts: bool
+    ) -> dict[str, Sample]:
         """Samples of those that answered, by uid."""
-        return await read_samples(self._web, engines, ENGINE_PORT, clock_s)
+        return await read_samples(self._web, engines, ENGINE_PORT, clock_s, drafts=drafts)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,7 +111,7 @@ class HealthWatch:
         self._reader = reader
         self._enqueue = enqueue
         self._metrics = metrics
-        self._speed = clock_speed
+        self._speed = min(clock_speed, MAX_SPEED)
         self._watched: dict[PoolKey, _Watched] = {}
         self._looks: set[asyncio.Task[None]] = set()
         self._turns = asyncio.Semaphore(MAX_LOOKS)
@@ -164,7 +169,7 @@ class HealthWatch:
         if watched is None:
             return
         engines = [_endpoint(pod) for pod in self._own_pods(key, watched) if pod.ready]
-        samples = await self._reader.read(engines, self._now_s)
+        samples = await self._reader.read(engines, self._now_s, drafts=watched.speculative)
         if self._watched.get(key) is not watched:
             return
         before = watched.health
@@ -188,7 +193,7 @@ class HealthWatch:
         if not self._open:
             return
         loop = asyncio.get_running_loop()
-        interval_s = max(INTERVAL_S / self._speed, FASTEST_S)
+        interval_s = INTERVAL_S / self._speed
         phase_s = zlib.crc32("/".join(key).encode()) / 2**32 * interval_s
         # A timer may fire a hair early, and that moment is over then.
         turns = (loop.time() + 0.01 - phase_s) // interval_s + 1

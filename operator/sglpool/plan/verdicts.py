@@ -175,7 +175,7 @@ def _still_since_s(memory: ReplicaMemory, sample: Sample) -> float | None:
 
 
 def _no_tokens(memory: ReplicaMemory, sample: Sample, still_since_s: float | None) -> Verdict | None:
-    if sample.progress is None:
+    if sample.busy and sample.progress is None:
         return memory.of(Ailment.NO_TOKENS)
     still_s = sample.at_s - still_since_s if still_since_s is not None else 0.0
     if still_s < STILL_S:

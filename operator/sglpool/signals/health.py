@@ -7,7 +7,8 @@ never zero. Not here: what follows (`plan.verdicts`).
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from sglpool.plan.verdicts import Sample
 from sglpool.signals.fields import Unreadable, count, objects, parse_object
@@ -31,7 +32,13 @@ _LOAD_PROGRESS = ("num_used_tokens", "total_prefill_uncached_tokens", "total_pre
 
 
 async def read_samples(
-    web: Web, engines: Sequence[Endpoint], port: int, clock_s: Callable[[], float], *, limit_s: float = LIMIT_S
+    web: Web,
+    engines: Sequence[Endpoint],
+    port: int,
+    clock_s: Callable[[], float],
+    *,
+    drafts: bool,
+    limit_s: float = LIMIT_S,
 ) -> dict[str, Sample]:
     """Samples of the engines that answer, by uid of the pod.
 
@@ -40,13 +47,14 @@ async def read_samples(
         engines: Whom to ask.
         port: Where they answer.
         clock_s: The time in which samples are dated.
+        drafts: Whether they speculate, so that an idle one has something to tell too.
         limit_s: Longest time for all of them.
     """
     turns = asyncio.Semaphore(MAX_ASKED)
 
     async def read(engine: Endpoint) -> Sample | None:
         async with turns:
-            return await _read(web, engine, port, clock_s)
+            return await _read(web, engine, port, clock_s, drafts=drafts)
 
     tasks = {engine.uid: asyncio.create_task(read(engine)) for engine in engines if engine.address}
     try:
@@ -61,41 +69,51 @@ async def read_samples(
     return {uid: sample for uid, sample in answered.items() if sample is not None}
 
 
-async def _read(web: Web, engine: Endpoint, port: int, clock_s: Callable[[], float]) -> Sample | None:
+async def _read(web: Web, engine: Endpoint, port: int, clock_s: Callable[[], float], *, drafts: bool) -> Sample | None:
     try:
         # One after the other, the counters last: what moved between the two is then seen as having moved.
-        loads = await web.get(engine.address, port, LOADS_PATH)
-        metrics = await web.get(engine.address, port, METRICS_PATH)
-        return parse_sample(loads, metrics, at_s=clock_s())
+        sample = parse_loads(await web.get(engine.address, port, LOADS_PATH), at_s=clock_s())
+        if drafts or sample.busy:
+            return add_counters(sample, await web.get(engine.address, port, METRICS_PATH))
     except Unreadable:
         return None
+    return sample
 
 
-def parse_sample(loads: bytes, metrics: bytes, *, at_s: float) -> Sample:
-    """Read both answers, summed over data-parallel ranks.
+def parse_loads(body: bytes, *, at_s: float) -> Sample:
+    """Read an answer of `/v1/loads`, summed over data-parallel ranks.
 
     Raises:
-        Unreadable: An answer is not what an engine says.
+        Unreadable: It is not what an engine says.
     """
-    ranks = objects(parse_object(loads), "loads")
+    ranks = objects(parse_object(body), "loads")
     if not ranks:
         raise Unreadable("reports no rank in /v1/loads")
-    counters = parse_counters(metrics, _COUNTERS)
     running, waiting, total = (
         sum(count(rank, name) for rank in ranks)
         for name in ("num_running_reqs", "num_waiting_reqs", "max_total_num_tokens")
     )
     if total == 0:
         raise Unreadable("reports no KV pool")
-    tokens = [counters[name] for name in (COMPUTED, GENERATED) if name in counters]
-    moving = [float(sum(count(rank, name, 0) for rank in ranks)) for name in _LOAD_PROGRESS]
     return Sample(
         at_s=at_s,
         requests=running + waiting,
         waiting_tokens=sum(count(rank, "num_waiting_uncached_tokens", 0) for rank in ranks),
         kv_total_tokens=total,
-        # Without the counter that counts while requests run, figures that stand still prove nothing.
-        progress=(*tokens, *moving) if COMPUTED in counters else None,
+        progress=tuple(float(sum(count(rank, name, 0) for rank in ranks)) for name in _LOAD_PROGRESS),
+    )
+
+
+def add_counters(sample: Sample, metrics: bytes) -> Sample:
+    """A sample of `/v1/loads` with what `/metrics` says.
+
+    Without the counter that counts while requests run, figures that stand still prove nothing.
+    """
+    counters = parse_counters(metrics, _COUNTERS)
+    tokens = [counters[name] for name in (COMPUTED, GENERATED) if name in counters]
+    return replace(
+        sample,
+        progress=(*tokens, *(sample.progress or ())) if COMPUTED in counters else None,
         generated_tokens=counters.get(GENERATED),
         verify_calls=counters.get(VERIFY_CALLS),
     )
@@ -104,21 +122,30 @@ def parse_sample(loads: bytes, metrics: bytes, *, at_s: float) -> Sample:
 def parse_counters(text: bytes, names: Sequence[str]) -> dict[str, float]:
     """Sums over all series of counters, out of Prometheus' text format; one with a value that is no count is missing.
 
-    Only lines of these names are looked at: an engine exports some two thousand others.
+    The names are searched for: an engine exports a thousand other lines, which a parser would take milliseconds for.
     """
-    found: dict[str, list[float]] = {}
-    starts = {name.encode(): name for name in names}
-    for line in text.splitlines():
-        name, _, _ = line.partition(b"{") if b"{" in line else line.partition(b" ")
-        wanted = starts.get(name)
-        if wanted is not None:
-            found.setdefault(wanted, []).append(_value(line, name))
-    return {name: sum(values) for name, values in found.items() if all(math.isfinite(v) and v >= 0 for v in values)}
+    found = {}
+    for name in names:
+        values = [_value(rest) for rest in _series(text, name.encode())]
+        if values and all(math.isfinite(value) and value >= 0 for value in values):
+            found[name] = sum(values)
+    return found
 
 
-def _value(line: bytes, name: bytes) -> float:
-    """The value behind the labels; a time stamp may follow it."""
-    rest = line[len(name) :]
+def _series(text: bytes, name: bytes) -> Iterator[bytes]:
+    """What follows a name in each of its lines: labels, value and perhaps a time stamp."""
+    at = text.find(name)
+    while at >= 0:
+        end = text.find(b"\n", at)
+        end = len(text) if end < 0 else end
+        rest = text[at + len(name) : end]
+        # Not within a comment, and not the beginning of a longer name.
+        if text[at - 1 : at] in {b"", b"\n"} and rest[:1] in {b"{", b" ", b"\t"}:
+            yield rest
+        at = text.find(name, end)
+
+
+def _value(rest: bytes) -> float:
     words = rest[rest.rfind(b"}") + 1 :].split()
     try:
         return float(words[0])
