@@ -1,0 +1,81 @@
+"""Autoscaled pools of whose load nothing can be read: held within their bounds, told why, and not written again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.operator_process import OperatorProcess
+from support.pool_on_cluster import ClusterPool, PoolMaker
+from support.waiting import wait_until
+
+pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(240)]
+Json = dict[str, Any]
+TICK_S = 15.0
+
+
+def scaling(pool: ClusterPool) -> Json:
+    return dict(pool.get()["status"].get("autoscaling") or {})
+
+
+def make(make_pool: PoolMaker, *, least: int = 2, **spec: Any) -> ClusterPool:
+    """An autoscaled pool whose fake pods answer nobody, once it was found out that they do not."""
+    pool = make_pool(autoscaling={"minReplicas": least, "maxReplicas": 4, **spec.pop("autoscaling", {})}, **spec)
+    wait_until(lambda: len(pool.pods()) == least, timeout_s=60, describe=f"{least} replicas; {pool.get()}")
+    wait_until(
+        lambda: pool.condition("ScalingActive").get("status") == "False",
+        timeout_s=4 * TICK_S,
+        describe=lambda: f"ScalingActive is False; it is {pool.condition('ScalingActive')}",
+    )
+    return pool
+
+
+def test_routers_that_cannot_be_read_hold_the_size_and_are_named(
+    make_pool: PoolMaker, operator: OperatorProcess
+) -> None:
+    pool = make(make_pool, router={"replicas": 1})
+    condition = pool.wait_for("ScalingActive", reason="MetricsUnavailable")
+    assert "The requests in flight cannot be read. Router p-router-" in condition["message"]
+    assert "The size is held within its bounds." in condition["message"]
+    assert (scaling(pool)["desired"], scaling(pool)["reason"]) == (2, "NoLoadTotal")
+    assert pool.get()["status"]["summary"]["scaling"] == "NoLoadTotal"
+    assert "load" not in pool.get()["status"], "unknown is not zero"
+
+    pool.apply(autoscaling={"minReplicas": 3, "maxReplicas": 4})
+    wait_until(lambda: pool.statefulset()["spec"]["replicas"] == 3, timeout_s=30, describe="bounds hold all the same")
+    wait_until(lambda: scaling(pool)["desired"] == 3, timeout_s=30, describe="and are told")
+    assert [(c["from"], c["to"]) for c in scaling(pool)["history"]] == [(2, 3)]
+
+    operator.stop()
+    operator.start()
+    wait_until(lambda: pool.condition("ScalingActive").get("reason"), timeout_s=30, describe="it is told again")
+    assert pool.statefulset()["spec"]["replicas"] == 3
+    assert scaling(pool)["history"][0]["to"] == 3, "the history outlives the operator"
+
+
+def test_a_prometheus_that_is_down_holds_the_size_and_is_named(make_pool: PoolMaker) -> None:
+    metrics = {"metrics": {"prometheus": {"url": "http://127.0.0.1:1"}}}
+    pool = make(make_pool, least=1, autoscaling=metrics, router={"enabled": False})
+    condition = pool.wait_for("ScalingActive", reason="ReplicasUnreadable")
+    assert "Prometheus http://127.0.0.1:1 cannot be asked" in condition["message"]
+    assert pool.statefulset()["spec"]["replicas"] == 1
+
+
+def test_a_tick_without_a_change_writes_nothing(make_pool: PoolMaker) -> None:
+    pool = make(make_pool, least=1, router={"enabled": False})
+
+    def settled() -> bool:
+        before = pool.get()["metadata"]["resourceVersion"]
+        try:
+            wait_until(
+                lambda: pool.get()["metadata"]["resourceVersion"] != before,
+                timeout_s=2.5 * TICK_S,
+                describe="a write",
+                interval_s=1,
+            )
+        except AssertionError:
+            return True
+        return False
+
+    assert any(settled() for _ in range(3)), "nothing changes, and still it is written"
