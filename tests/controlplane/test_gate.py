@@ -1,0 +1,194 @@
+"""Gates, pauses and aborts of roll-outs, and nodes that go, on the real controllers of StatefulSets and Jobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sglpool.sandbox.nodes import node_manifest
+from support.kubectl import Kubectl
+from support.operator_process import OperatorProcess
+from support.pool_on_cluster import ClusterPool, PoolMaker, is_ready
+from support.waiting import wait_until
+
+pytestmark = pytest.mark.controlplane
+
+CHANGED = {"maxQueuedRequests": 99}
+GATE = {"image": "example/test:1", "args": ["--min-score", "0.8"]}
+TOO_SHORT = {**GATE, "timeout": "2s"}
+SOON = {"drainTimeout": "1s"}
+
+
+class Gates:
+    """The gate's Jobs and pods of one pool."""
+
+    def __init__(self, pool: ClusterPool) -> None:
+        self.pool = pool
+        self._selector = ("-n", pool.namespace, "-l", f"sglpool.io/pool={pool.name},app.kubernetes.io/component=gate")
+
+    def jobs(self) -> dict[str, dict[str, Any]]:
+        """Jobs by uid."""
+        items = self.pool.kubectl.json("get", "jobs", *self._selector)["items"]
+        return {job["metadata"]["uid"]: job for job in items}
+
+    def wait_for_one(self, *, but: str = "") -> dict[str, Any]:
+        """The only Job, another one than that."""
+        found = wait_until(
+            lambda: next((job for uid, job in self.jobs().items() if uid != but), None),
+            timeout_s=60,
+            describe="a gate's Job exists",
+        )
+        assert found is not None
+        return found
+
+    def let_pass(self) -> None:
+        """The test of the running Job succeeds."""
+        pods = ("pods", *self._selector)
+        wait_until(
+            lambda: self.pool.kubectl.json("get", *pods)["items"], timeout_s=60, describe="the gate's Job has a pod"
+        )
+        self.pool.kubectl("label", "--overwrite", *pods, "sandbox.sglpool.io/complete=true")
+
+
+def annotate(pool: ClusterPool, word: str) -> None:
+    pool.kubectl("annotate", "sglpool", pool.name, "-n", pool.namespace, "--overwrite", word)
+
+
+def marks(pool: ClusterPool) -> dict[str, str | None]:
+    return {n: (p["metadata"].get("annotations") or {}).get("sglpool.io/unproven") for n, p in pool.pods().items()}
+
+
+def uids(pool: ClusterPool) -> dict[str, str]:
+    return {name: pod["metadata"]["uid"] for name, pod in pool.pods().items()}
+
+
+def test_a_revision_passes_its_gate_on_one_replica_before_the_others_get_it(make_pool: PoolMaker) -> None:
+    pool = make_pool(replicas=3)
+    pool.wait_ready()
+    old = pool.revisions()
+    pool.apply(rollout={**SOON, "gate": GATE})
+    pool.wait_ready()
+    gates = Gates(pool)
+    assert not gates.jobs(), "what serves already is not taken away"
+    pool.apply(engine=CHANGED)
+    job = gates.wait_for_one()
+    environment = {e["name"]: e["value"] for e in job["spec"]["template"]["spec"]["containers"][0]["env"]}
+    tested = pool.pods()["p-b200-2"]
+    assert environment["OPENAI_BASE_URL"] == f"http://{tested['status']['podIP']}:30000/v1"
+    assert (environment["MODEL"], environment["SGLPOOL_POOL"]) == ("gpt-oss-120b", "p")
+    pool.wait_for("Progressing", reason="GateRunning")
+    assert {n: r == old[n] for n, r in pool.revisions().items()} == {
+        "p-b200-0": True,
+        "p-b200-1": True,
+        "p-b200-2": False,
+    }
+    assert marks(pool) == {"p-b200-0": None, "p-b200-1": None, "p-b200-2": "true"}
+    gates.let_pass()
+    pool.wait_ready(timeout_s=90)
+    assert len(set(pool.revisions().values())) == 1
+    assert marks(pool)["p-b200-2"] == "false"
+    assert "true" not in marks(pool).values()
+
+
+def test_a_gate_that_takes_too_long_fails_and_its_replica_returns(
+    make_pool: PoolMaker, operator: OperatorProcess
+) -> None:
+    pool = make_pool(replicas=2)
+    pool.wait_ready()
+    before, old = uids(pool), pool.revisions()
+    pool.apply(engine=CHANGED, rollout={**SOON, "gate": TOO_SHORT})
+    said = pool.wait_for("Ready", reason="GateFailed", timeout_s=90)["message"]
+    assert "DeadlineExceeded" in said
+    assert "sglpool.io/rollout" in said
+
+    def returned() -> bool:
+        return pool.revisions() == old and all(map(is_ready, pool.pods().values()))
+
+    wait_until(returned, timeout_s=60, describe="the replica runs the old revision again")
+    assert uids(pool)["p-b200-0"] == before["p-b200-0"]
+    gates = Gates(pool)
+    [first] = gates.jobs()
+    operator.kill()
+    operator.start()
+    pool.wait_for("Ready", reason="GateFailed")
+    assert [*gates.jobs()] == [first], "a failure is remembered, and not tried again by itself"
+    annotate(pool, "sglpool.io/rollout=resume")
+    gates.wait_for_one(but=first)
+    pool.apply(engine=None)
+    pool.wait_ready(timeout_s=90)
+    assert pool.revisions() == old
+    wait_until(lambda: not gates.jobs(), timeout_s=30, describe="nobody waits for that test any more")
+
+
+def test_a_first_revision_gets_no_traffic_before_it_passes(make_pool: PoolMaker) -> None:
+    pool = make_pool(replicas=2, rollout={**SOON, "gate": GATE})
+    gates = Gates(pool)
+    gates.wait_for_one()
+    wait_until(lambda: [*marks(pool).values()] == ["true"] * 2, timeout_s=30, describe="no replica has traffic")
+    gates.let_pass()
+    pool.wait_ready()
+    wait_until(lambda: [*marks(pool).values()] == ["false"] * 2, timeout_s=30, describe="both have traffic")
+
+
+def test_a_paused_roll_out_stays_and_an_aborted_one_returns(make_pool: PoolMaker) -> None:
+    pool = make_pool(replicas=3, template={"annotations": {"sandbox.sglpool.io/load-delay": "2s"}})
+    pool.wait_ready()
+    old = pool.revisions()
+    pool.apply(engine=CHANGED)
+    wait_until(lambda: pool.revisions().get("p-b200-2", "") != old["p-b200-2"], timeout_s=60, describe="it has begun")
+    annotate(pool, "sglpool.io/rollout=pause")
+    pool.wait_for("Progressing", reason="RolloutPaused")
+    wait_until(lambda: all(map(is_ready, pool.pods().values())), timeout_s=60, describe="what was begun is done")
+    assert pool.revisions()["p-b200-0"] == old["p-b200-0"]
+    annotate(pool, "sglpool.io/rollout=abort")
+    pool.wait_for("Progressing", reason="RolloutAborted")
+    wait_until(lambda: pool.revisions() == old, timeout_s=60, describe="every replica runs the old revision")
+    wait_until(lambda: all(map(is_ready, pool.pods().values())), timeout_s=60, describe="all are ready")
+    annotate(pool, "sglpool.io/rollout=halt")
+    assert "halt" in pool.wait_for("Ready", reason="RolloutUnknownWord")["message"]
+    assert pool.revisions() == old
+    annotate(pool, "sglpool.io/rollout-")
+    pool.wait_ready(timeout_s=90)
+    assert not set(pool.revisions().values()) & set(old.values())
+
+
+@pytest.fixture
+def own_nodes(kubectl: Kubectl, namespace: str) -> Iterator[list[str]]:
+    """Two B200 nodes for this test alone: their label is the namespace."""
+    nodes = ["b200-250", "b200-251"]
+    for name in nodes:
+        manifest = node_manifest(name)
+        manifest["metadata"]["labels"]["test"] = namespace
+        kubectl("apply", "--server-side", "-f", "-", input=json.dumps(manifest))
+    yield nodes
+    kubectl("delete", "node", "--ignore-not-found", *nodes)
+
+
+def on_nodes(pool: ClusterPool) -> dict[str, str]:
+    return {name: pod["spec"].get("nodeName", "") for name, pod in pool.pods().items()}
+
+
+def wait_elsewhere(pool: ClusterPool, node: str, *, timeout_s: float) -> None:
+    def elsewhere() -> bool:
+        pods = pool.pods()
+        return len(pods) == 2 and all(map(is_ready, pods.values())) and node not in on_nodes(pool).values()
+
+    wait_until(elsewhere, timeout_s=timeout_s, describe=f"two ready replicas, none of them on {node}")
+
+
+def test_replicas_leave_a_cordoned_node_and_one_that_is_gone(
+    make_pool: PoolMaker, kubectl: Kubectl, namespace: str, own_nodes: list[str]
+) -> None:
+    first, second = own_nodes
+    pool = make_pool(replicas=2, template={"nodeSelector": {"test": namespace}}, rollout=SOON)
+    pool.wait_ready()
+    kubectl("cordon", first)
+    wait_elsewhere(pool, first, timeout_s=60)
+    kubectl("uncordon", first)
+    before = uids(pool)
+    kubectl("delete", "node", second)
+    wait_elsewhere(pool, second, timeout_s=60)
+    assert not set(uids(pool).values()) & set(before.values())
