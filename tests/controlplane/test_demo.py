@@ -33,5 +33,5 @@ def test_the_demo_goes_as_told(tmp_path: Path) -> None:
     assert "nothing is left running" in done.stdout
     assert not (tmp_path / "demo").exists()
     page = report.read_text()
-    for words in ("Ready with 2 replicas", "Ready with 4 replicas", "loses its power", "comes back"):
+    for words in ("Ready with 2 replicas", "Ready with 4 replicas", "loses its power", "again, on another node"):
         assert words in page, done.stdout

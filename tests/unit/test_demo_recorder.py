@@ -6,17 +6,18 @@ from typing import Any
 
 import pytest
 
-from sglpool.sandbox.recorder import event_of, lost_nodes, sample_of, tells
+from sglpool.sandbox.recorder import event_of, ready_nodes, sample_of, tells
 from sglpool.sandbox.report_data import GpuType, State
 
 Manifest = dict[str, Any]
+NODES = frozenset({"b200-0"})
 
 
 def pod(name: str = "p-b200-0", **more: Any) -> Manifest:
     labels = {"sglpool.io/pool": "p", "app.kubernetes.io/component": "engine", "sglpool.io/gpu-type": "B200"}
     metadata = {"name": name, "uid": f"uid-{name}", "labels": labels, **more.pop("metadata", {})}
     ready = {"type": "Ready", "status": "True" if more.pop("ready", True) else "False"}
-    return {"metadata": metadata, "spec": {"nodeName": "b200-0"}, "status": {"conditions": [ready]}}
+    return {"metadata": metadata, "spec": {"nodeName": more.pop("node", "b200-0")}, "status": {"conditions": [ready]}}
 
 
 def view(uid: str, **more: Any) -> Manifest:
@@ -46,7 +47,7 @@ POOL: Manifest = {
 
 
 def test_a_reading_of_a_pool() -> None:
-    sample = sample_of(7.0, POOL, [pod()], frozenset(), [state(view("uid-p-b200-0"))], sessions=5)
+    sample = sample_of(7.0, POOL, [pod()], NODES, [state(view("uid-p-b200-0"))], sessions=5)
     assert (sample.at_s, sample.sessions, sample.in_flight) == (7.0, 5, 2)
     assert sample.types == (GpuType(type="B200", wanted=3, ready=2, target=4),)
     assert (sample.decided, sample.why, sample.because) == (3, "DemandRose", "12 in flight.")
@@ -58,8 +59,8 @@ def test_a_reading_of_a_pool() -> None:
 
 def test_targets_outlive_a_status_that_does_not_say() -> None:
     infeasible = {"metadata": {}, "status": {"gpus": [{"type": "B200", "desired": 2, "ready": 2}]}}
-    assert sample_of(0.0, infeasible, [], frozenset(), [], targets={"B200": 4}).capacity == 8
-    assert sample_of(0.0, POOL, [], frozenset(), [], targets={"B200": 9}).capacity == 8
+    assert sample_of(0.0, infeasible, [], NODES, [], targets={"B200": 4}).capacity == 8
+    assert sample_of(0.0, POOL, [], NODES, [], targets={"B200": 9}).capacity == 8
 
 
 def test_several_routers_add_up_and_the_fresher_poll_counts() -> None:
@@ -68,13 +69,13 @@ def test_several_routers_add_up_and_the_fresher_poll_counts() -> None:
         state(view("uid-p-b200-0", in_flight=4, kv_used_tokens=22, last_poll_age_s=1)),
         state(view("uid-p-b200-0", in_flight=0, kv_used_tokens=33, last_poll_age_s=None)),
     ]
-    sample = sample_of(0.0, POOL, [pod()], frozenset(), states)
+    sample = sample_of(0.0, POOL, [pod()], NODES, states)
     assert sample.in_flight == 5
     assert (sample.replicas[0].in_flight, sample.replicas[0].kv_used_tokens) == (5, 22)
 
 
 def test_nothing_is_made_up_where_no_router_answers() -> None:
-    sample = sample_of(0.0, {"metadata": {"name": "p"}}, [pod()], frozenset(), [])
+    sample = sample_of(0.0, {"metadata": {"name": "p"}}, [pod()], NODES, [])
     assert sample.in_flight is None
     assert sample.replicas[0].in_flight is None
     assert sample.types == ()
@@ -82,18 +83,19 @@ def test_nothing_is_made_up_where_no_router_answers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("manifest", "lost", "expected"),
+    ("manifest", "nodes", "expected"),
     [
-        (pod(), frozenset({"b200-0"}), State.LOST),
-        (pod(metadata={"deletionTimestamp": "now"}), frozenset({"b200-0"}), State.LOST),
-        (pod(metadata={"deletionTimestamp": "now"}), frozenset(), State.ENDING),
-        (pod(ready=False), frozenset(), State.STARTING),
-        (pod(metadata={"annotations": {"sglpool.io/draining": "true"}}), frozenset(), State.DRAINING),
-        (pod(metadata={"annotations": {"sglpool.io/draining": "false"}}), frozenset(), State.SERVING),
+        (pod(), frozenset({"b200-1"}), State.LOST),
+        (pod(metadata={"deletionTimestamp": "now"}), frozenset(), State.LOST),
+        (pod(metadata={"deletionTimestamp": "now"}), NODES, State.ENDING),
+        (pod(ready=False), NODES, State.STARTING),
+        (pod(ready=False, node=""), NODES, State.STARTING),
+        (pod(metadata={"annotations": {"sglpool.io/draining": "true"}}), NODES, State.DRAINING),
+        (pod(metadata={"annotations": {"sglpool.io/draining": "false"}}), NODES, State.SERVING),
     ],
 )
-def test_states_of_a_replica(manifest: Manifest, lost: frozenset[str], expected: State) -> None:
-    assert sample_of(0.0, POOL, [manifest], lost, []).replicas[0].state is expected
+def test_states_of_a_replica(manifest: Manifest, nodes: frozenset[str], expected: State) -> None:
+    assert sample_of(0.0, POOL, [manifest], nodes, []).replicas[0].state is expected
 
 
 @pytest.mark.parametrize(
@@ -107,15 +109,15 @@ def test_states_of_a_replica(manifest: Manifest, lost: frozenset[str], expected:
 )
 def test_a_replica_is_silent_when_no_router_gets_an_answer(healthy: list[bool], ready: bool, expected: State) -> None:
     states = [state(view("uid-p-b200-0", healthy=each)) for each in healthy]
-    assert sample_of(0.0, POOL, [pod(ready=ready)], frozenset(), states).replicas[0].state is expected
+    assert sample_of(0.0, POOL, [pod(ready=ready)], NODES, states).replicas[0].state is expected
 
 
 def test_routers_are_no_replicas() -> None:
     router = pod("p-router-x", metadata={"labels": {"app.kubernetes.io/component": "router"}})
-    assert sample_of(0.0, POOL, [router, pod()], frozenset(), []).replicas[0].pod == "p-b200-0"
+    assert sample_of(0.0, POOL, [router, pod()], NODES, []).replicas[0].pod == "p-b200-0"
 
 
-def test_lost_nodes_are_those_that_do_not_say_ready() -> None:
+def test_ready_nodes_are_those_that_do_not_say_ready() -> None:
     def node(name: str, *conditions: Manifest) -> Manifest:
         return {"metadata": {"name": name}, "status": {"conditions": list(conditions)}}
 
@@ -124,7 +126,7 @@ def test_lost_nodes_are_those_that_do_not_say_ready() -> None:
         node("b", {"type": "Ready", "status": "Unknown"}),
         node("c"),
     ]
-    assert lost_nodes(nodes) == {"b", "c"}
+    assert ready_nodes(nodes) == {"a"}
 
 
 @pytest.mark.parametrize(

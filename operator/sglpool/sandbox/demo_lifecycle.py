@@ -14,6 +14,7 @@ from sglpool.sandbox.demo_conversation import first_turn, tool_result
 from sglpool.sandbox.demo_pool import FEWEST, FIRST_TYPE_MOST, MOST
 from sglpool.sandbox.demo_scene import POOL, READY_S, SPEED, Scene, relative
 from sglpool.sandbox.errors import SandboxError
+from sglpool.sandbox.report_data import State
 
 DELETED_S = 120.0
 
@@ -81,13 +82,14 @@ def infeasible(scene: Scene) -> None:
     """A change that is taken and not carried out, and taken back."""
     scene.stage.title("A change that cannot fit is accepted, explained, and not carried out")
     scene.stage.say("With two GPUs a replica instead of four, the weights alone would be larger than a GPU.")
-    before = scene.pod_uids()
+    serving = [replica.pod for replica in scene.show.now.replicas if replica.state is State.SERVING]
+    before = scene.uids(serving)
     scene.patch('{"spec":{"tensorParallelSize":2}}')
     scene.stage.kubectl("wait", f"sglpool/{POOL}", "--for=condition=Feasible=False", f"--timeout={READY_S:.0f}s")
     message = '-o=jsonpath={.status.conditions[?(@.type=="Feasible")].message}{"\\n"}'
     scene.stage.kubectl("get", f"sglpool/{POOL}", message)
     scene.stage.kubectl("get", "sglpool")
-    if scene.pod_uids() != before:
+    if scene.uids(serving) != before:
         raise SandboxError("the infeasible change touched running pods")
     scene.stage.say("Both replicas run on, untouched. Taking the change back makes the pool Ready again:")
     scene.patch('{"spec":{"tensorParallelSize":4}}')

@@ -8,16 +8,16 @@ from __future__ import annotations
 from sglpool.sandbox.demo_pool import DRAIN_TIMEOUT, FEWEST, MOST
 from sglpool.sandbox.demo_scene import POOL, READY_S, SPEED, Scene
 from sglpool.sandbox.errors import SandboxError
-from sglpool.sandbox.nodes import start_node, stop_node
+from sglpool.sandbox.nodes import delete_node, stop_node
 from sglpool.sandbox.report_data import Replica, Sample, State
 from sglpool.sandbox.traffic import Mix
 
-GROW_S, LOST_S, SHRINK_S = 150.0, 240.0, 300.0
+GROW_S, ROUTER_S, LOST_S, SHRINK_S = 150.0, 30.0, 240.0, 300.0
 SETTLE_S = 8.0
 MIX = Mix(speed=SPEED, output_factor=12.0)
 """Answers twelve times as long as real ones: as many requests in flight from a twelfth of the requests a second."""
 FEW, MANY, THICK, LAST = 3, 5, 6, 1
-EVENTS = "REASON:.reason,MESSAGE:.message"
+EVENTS = "custom-columns=REASON:.reason,MESSAGE:.message"
 
 
 def work(scene: Scene) -> None:
@@ -64,26 +64,30 @@ def grow(scene: Scene) -> None:
 
 
 def lose(scene: Scene) -> None:
-    """Cut a node's power and wait until its replica is replaced on another one."""
+    """Take a node away as a cloud takes back a spot machine, and wait until its replica is Ready on another one."""
     node, lost = victim(scene.show.now)
-    scene.stage.title(f"A node is lost: {node}, with {', '.join(lost)} on it")
-    scene.stage.typed(f"sglpool sandbox node stop {node}")
+    scene.stage.title(f"A spot machine is taken back: {node}, with {', '.join(lost)} on it")
     before_s = scene.show.now_s()
     scene.show.chapter(f"Node {node} loses its power")
+    scene.stage.typed(f"sglpool sandbox node stop {node}")
     stop_node(scene.api, node)
     scene.stage.say(
-        "Its processes are gone at once. The router sees that by the next request or poll, and its conversations "
-        "find new homes; Kubernetes calls the node NotReady 20 s later."
+        "Nobody was warned. The router sees it by the next request or poll, and sends conversations elsewhere."
     )
-    scene.stage.until(scene.show.seen(lambda now: _on(now, node, State.LOST)), "the node is not NotReady", limit_s=60)
-    scene.stage.say(_cut(sum(bool(request.problem) for request in scene.show.requests(before_s))))
-    scene.stage.typed(f"sglpool sandbox node start {node}")
-    scene.show.chapter(f"Node {node} comes back")
-    start_node(scene.api, node)
     scene.stage.until(
-        scene.show.seen(lambda now: now.ready >= now.wanted), "the lost replica is not back", limit_s=LOST_S
+        scene.show.seen(lambda now: not _on(now, node, State.SERVING)), "the router does not see it", limit_s=ROUTER_S
     )
-    scene.show.chapter(f"Ready with {scene.show.now.ready} replicas again")
+    scene.stage.say(_cut(sum(bool(request.problem) for request in scene.show.requests(before_s))))
+    scene.stage.say("The cloud tells the cluster that the machine is gone, and the operator needs to know no more:")
+    scene.show.chapter(f"Node {node} is gone from the cluster")
+    scene.stage.typed(f"sglpool sandbox node delete {node}")
+    delete_node(scene.api, node)
+    scene.stage.until(
+        scene.show.seen(lambda now: now.ready >= MOST and not _on(now, node)),
+        "the lost replica is not replaced",
+        limit_s=LOST_S,
+    )
+    scene.show.chapter(f"Ready with {MOST} replicas again, on another node")
     scene.stage.kubectl("get", "pods", "-o", "wide")
 
 
@@ -114,7 +118,8 @@ def shrink(scene: Scene) -> None:
     )
     scene.show.chapter(f"{FEWEST} replicas are left")
     scene.stage.kubectl("get", "sglpool")
-    scene.stage.kubectl("get", "events", f"--field-selector=involvedObject.name={POOL}", f"-o=custom-columns={EVENTS}")
+    about_pool = f"--field-selector=involvedObject.name={POOL}"
+    scene.stage.kubectl("get", "events", about_pool, "--sort-by=.metadata.creationTimestamp", f"-o={EVENTS}")
 
 
 def victim(now: Sample) -> tuple[str, list[str]]:

@@ -6,6 +6,7 @@ Not here: the chapters (`demo_lifecycle`, `demo_load`).
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,9 +57,9 @@ class Scene:
         """Change the pool as a user would."""
         self.stage.kubectl("patch", "sglpool", POOL, "--type=merge", "-p", patch, refused=refused)
 
-    def pod_uids(self) -> str:
-        """Which pods there are."""
-        return self.stage.kubectl("get", "pods", "-o", "jsonpath={.items[*].metadata.uid}", hide=True)
+    def uids(self, pods: Iterable[str]) -> str:
+        """Which lives these pods live."""
+        return self.stage.kubectl("get", "pods", *pods, "-o", "jsonpath={.items[*].metadata.uid}", hide=True)
 
 
 def relative(path: Path) -> str:

@@ -103,9 +103,9 @@ class Recorder:
         pods = self._api.get(
             f"/api/v1/namespaces/{self._namespace}/pods?labelSelector={names.LABEL_POOL}%3D{self._pool}"
         )["items"]
-        lost = lost_nodes(self._api.get(NODES)["items"])
+        nodes = ready_nodes(self._api.get(NODES)["items"])
         states = [state for pod in pods if (state := _router_state(pod)) is not None]
-        sample = sample_of(at_s, pools[0], pods, lost, states, sessions=self._sessions(), targets=dict(self._targets))
+        sample = sample_of(at_s, pools[0], pods, nodes, states, sessions=self._sessions(), targets=dict(self._targets))
         self._targets |= {gpu.type: gpu.target for gpu in sample.types}
         self._samples.append(sample)
         if len(self._samples) > MOST_SAMPLES:
@@ -124,16 +124,16 @@ class Recorder:
                 self._events[uid] = event_of(known.at_s if known else at_s, manifest)
 
 
-def lost_nodes(nodes: Iterable[Manifest]) -> frozenset[str]:
-    """Nodes that are not Ready."""
-    return frozenset(node["metadata"]["name"] for node in nodes if not _condition(node, "Ready"))
+def ready_nodes(nodes: Iterable[Manifest]) -> frozenset[str]:
+    """Nodes that are there and Ready."""
+    return frozenset(node["metadata"]["name"] for node in nodes if _condition(node, "Ready"))
 
 
 def sample_of(
     at_s: float,
     pool: Manifest,
     pods: Sequence[Manifest],
-    lost: frozenset[str],
+    nodes: frozenset[str],
     states: Sequence[Mapping[str, Any]],
     *,
     sessions: int = 0,
@@ -145,7 +145,7 @@ def sample_of(
         at_s: When.
         pool: The pool.
         pods: All of its pods.
-        lost: Nodes that are not Ready.
+        nodes: Nodes that are Ready.
         states: What its routers answered.
         sessions: Agent sessions that the demo keeps going.
         targets: Running requests of a replica by GPU type, as far as known, for a status that does not say: a change
@@ -158,7 +158,7 @@ def sample_of(
     return Sample(
         at_s=at_s,
         replicas=tuple(
-            _replica(pod, lost, states) for pod in sorted(engines, key=lambda pod: str(pod["metadata"]["name"]))
+            _replica(pod, nodes, states) for pod in sorted(engines, key=lambda pod: str(pod["metadata"]["name"]))
         ),
         types=tuple(_gpu_type(gpu, targets) for gpu in status.get("gpus", ())),
         sessions=sessions,
@@ -201,14 +201,14 @@ def _gpu_type(gpu: Mapping[str, Any], targets: Mapping[str, int]) -> GpuType:
     return GpuType(type=kind, wanted=gpu["desired"], ready=gpu["ready"], target=said or targets.get(kind, 0))
 
 
-def _replica(pod: Manifest, lost: frozenset[str], states: Sequence[Mapping[str, Any]]) -> Replica:
+def _replica(pod: Manifest, nodes: frozenset[str], states: Sequence[Mapping[str, Any]]) -> Replica:
     views = [view for state in states for view in state["replicas"] if view["uid"] == pod["metadata"]["uid"]]
     freshest: Mapping[str, Any] = min(views, key=_age_s, default={})
     return Replica(
         pod=pod["metadata"]["name"],
         gpu=_label(pod, names.LABEL_GPU),
         node=pod["spec"].get("nodeName", ""),
-        state=_state(pod, lost, silent=bool(views) and not any(view["healthy"] for view in views)),
+        state=_state(pod, nodes, silent=bool(views) and not any(view["healthy"] for view in views)),
         in_flight=sum(int(view["in_flight"]) for view in views) if views else None,
         kv_used_tokens=int(freshest.get("kv_used_tokens", 0)),
         kv_total_tokens=int(freshest.get("kv_total_tokens", 0)),
@@ -216,9 +216,10 @@ def _replica(pod: Manifest, lost: frozenset[str], states: Sequence[Mapping[str, 
     )
 
 
-def _state(pod: Manifest, lost: frozenset[str], *, silent: bool) -> State:
+def _state(pod: Manifest, nodes: frozenset[str], *, silent: bool) -> State:
     metadata = pod["metadata"]
-    if pod["spec"].get("nodeName", "") in lost:
+    node = pod["spec"].get("nodeName", "")
+    if node and node not in nodes:
         return State.LOST
     if "deletionTimestamp" in metadata:
         return State.ENDING
