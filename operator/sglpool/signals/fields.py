@@ -9,6 +9,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+MAX_COUNT = 2**53
+"""More of anything than there is, and the last whole number that a float tells from the next."""
+
 
 class Unreadable(Exception):
     """An answer that cannot be used; the words say who gave it and what is wrong with it."""
@@ -33,12 +36,12 @@ def count(fields: Mapping[str, Any], name: str, default: int | None = None) -> i
     """A whole number from 0 on.
 
     Raises:
-        Unreadable: It is missing without a default, negative, or no number.
+        Unreadable: It is missing without a default, negative, beyond all measure, or no number.
     """
     value = fields.get(name, default)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
         raise Unreadable(f"says {name} is {_shown(value)}, which is no count")
     return value
 
@@ -93,4 +96,9 @@ def _kind(body: bytes) -> str:
 
 
 def _shown(value: object) -> str:
-    return "missing" if value is None else repr(value)[:40]
+    if value is None:
+        return "missing"
+    try:
+        return repr(value)[:40]
+    except ValueError:  # a whole number too long to be written
+        return "a number beyond all measure"

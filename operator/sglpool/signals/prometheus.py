@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglpool.signals.fields import Unreadable
+from sglpool.signals.fields import MAX_COUNT, Unreadable
 from sglpool.signals.reading import Endpoint, PrometheusAt, ReplicaReading, Target
 
 LIMIT_S = 2.0
@@ -154,9 +154,9 @@ def _last(values: object) -> tuple[float, float] | None:
     try:
         at, text = values[-1]  # type: ignore[index]
         value = float(text)
-        if math.isfinite(value) and value >= 0:
+        if math.isfinite(float(at)) and 0 <= value <= MAX_COUNT:
             return float(at), value
-    except (TypeError, ValueError, LookupError):
+    except (TypeError, ValueError, LookupError, OverflowError):
         pass
     return None
 
