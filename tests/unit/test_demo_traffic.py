@@ -74,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
         if spoil == "error":
             self._event({"error": {"message": "the queue is full"}})
             return
-        self._event({"choices": [{"delta": {"content": "word"}}]})
+        self._event({"choices": [{"delta": {"content": "word " * (20_000 if spoil == "long" else 1)}}]})
         if spoil == "cut":
             return
         usage = {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 60}}
@@ -140,6 +140,14 @@ def test_what_was_measured() -> None:
         request = ended(agents, 1)[0]
     assert (request.problem, request.prompt_tokens, request.cached_tokens) == ("", 100, 60)
     assert 0 < request.first_token_s <= request.total_s
+
+
+def test_a_whole_answer_in_one_piece_is_an_answer() -> None:
+    with engine("long") as server, traffic(server) as agents:
+        agents.aim(1)
+        request = ended(agents, 1)[0]
+    assert (request.problem, request.prompt_tokens) == ("", 100)
+    assert request.first_token_s > 0
 
 
 def test_a_conversation_grows_on_what_it_was() -> None:

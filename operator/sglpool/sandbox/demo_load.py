@@ -16,7 +16,7 @@ GROW_S, ROUTER_S, LOST_S, SHRINK_S = 150.0, 30.0, 240.0, 300.0
 SETTLE_S = 8.0
 MIX = Mix(speed=SPEED, output_factor=12.0)
 """Answers twelve times as long as real ones: as many requests in flight from a twelfth of the requests a second."""
-FEW, MANY, THICK, LAST = 3, 5, 6, 1
+FEW, MANY, THICK, LAST = 3, 6, 6, 1
 EVENTS = "custom-columns=REASON:.reason,MESSAGE:.message"
 
 
@@ -46,8 +46,8 @@ def grow(scene: Scene) -> None:
     agents.aim(MANY)
     agents.thick(THICK)
     scene.stage.until(
-        scene.show.seen(lambda now: (now.decided or 0) > FEWEST),
-        "the autoscaler wants no more replicas",
+        scene.show.seen(lambda now: (now.decided or 0) >= MOST),
+        f"the autoscaler does not want {MOST} replicas",
         limit_s=GROW_S,
     )
     scene.show.chapter(f"The autoscaler wants {scene.show.now.decided}: {scene.show.now.why}")

@@ -33,6 +33,7 @@ PAUSE_AFTER_FAILURE_S = 0.5
 LONGEST_RETRY_AFTER_S = 2.0
 _TICK_S = 0.1
 _TAIL_BYTES = 4096
+_MOST_UNREAD_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,12 +213,15 @@ async def _as_told(response: aiohttp.ClientResponse) -> None:
 async def _read(response: aiohttp.ClientResponse, began_s: float) -> tuple[float | None, bytes]:
     """Seconds to the first token, None without any, and the end of the stream; the middle is not looked at."""
     first_s: float | None = None
-    tail = b""
+    kept = b""
     async for chunk in response.content.iter_any():
-        tail = (tail + chunk)[-_TAIL_BYTES:]
-        if first_s is None and _has_text(tail):
+        # Whole until there is a word: what a busy engine sends at once can be longer than the end that matters.
+        kept += chunk
+        if first_s is None and _has_text(kept):
             first_s = time.monotonic() - began_s
-    return first_s, tail
+        if first_s is not None or len(kept) > _MOST_UNREAD_BYTES:
+            kept = kept[-_TAIL_BYTES:]
+    return first_s, kept
 
 
 def _has_text(events: bytes) -> bool:
