@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 
 import pytest
 
 from sandbox.cluster.conftest import WARM_UP, AgentCluster
 from sandbox.cluster.engines import READY_S
+from sglpool.plan.nodes import SHORT_S
 from support.agents import Agents
 from support.pool_on_cluster import COMMIT, PoolMaker
 from support.waiting import wait_until
@@ -71,3 +74,38 @@ def test_a_replica_whose_speculation_collapses_is_replaced_and_its_peer_stays(
     assert after["ill-b200-0"] == before["ill-b200-0"], "its peer stays"
     assert agents.answers.keys() == {200}, "nobody noticed"
     assert "unhealthy" not in pool.condition("Available")["message"]
+
+
+@pytest.fixture
+def two_nodes(cluster: AgentCluster) -> Iterator[str]:
+    """A label of two nodes that only this test uses."""
+    names = ("b200-6", "b200-7")
+    for name in names:
+        cluster.told("node", "add", name)
+        cluster.kubectl("label", "node", name, "test/place=short")
+    yield "short"
+    for name in names:
+        cluster.kubectl("delete", "node", name, "--ignore-not-found")
+
+
+def test_a_replica_whose_node_lost_a_gpu_moves_and_its_neighbour_stays(
+    cluster: AgentCluster, two_nodes: str, make_pool: PoolMaker
+) -> None:
+    pool = make_pool("short", tensorParallelSize=4, replicas=2, template={"nodeSelector": {"test/place": two_nodes}})
+    pool.wait_ready(READY_S)
+    before = pool.pods()
+    [node] = {pod["spec"]["nodeName"] for pod in before.values()}
+    # As a device plugin does when a GPU has fallen off the bus.
+    gpus = {"status": {"allocatable": {"nvidia.com/gpu": "7"}}}
+    cluster.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", json.dumps(gpus))
+
+    def moved() -> bool:
+        pod = pool.pods().get("short-b200-1")
+        return pod is not None and pod["spec"].get("nodeName") not in {None, node}
+
+    wait_until(moved, timeout_s=SHORT_S + 60, describe=lambda: f"a replica moves; {pool.events()}")
+    pool.wait_ready(READY_S)
+    assert pool.pods()["short-b200-0"]["metadata"]["uid"] == before["short-b200-0"]["metadata"]["uid"]
+    words = f"node {node} has 7 of the 8 GPUs that its replicas need"
+    assert any(words in message for message in pool.events()["DrainStarted"])
+    assert any(words in message for message in pool.events()["ReplicaReplaced"])
