@@ -44,7 +44,7 @@ class Settings:
 
     replicas: int = 50
     measured_s: float = 600.0
-    settle_s: float = 1200.0
+    settle_s: float = 2000.0
     warmup_s: float = 400.0
     seed: int = 1
 

@@ -151,10 +151,10 @@ def test_a_pool_that_is_new_as_a_whole_is_not_crowded() -> None:
     for replica in pool.replicas.values():
         replica.ready_since_s = pool.now_s
     pool.settle("a", 40_000)
-    pool.replicas["a"].others_in_flight = 3
+    pool.replicas["a"].others_in_flight = 2
     assert pool.pick(40_000).rule is Rule.STAY
     pool.release("a", 40_000)
-    pool.replicas["a"].others_in_flight = 4
+    pool.replicas["a"].others_in_flight = 3
     assert pool.pick(40_000).rule is Rule.SPILL
 
 
@@ -266,7 +266,7 @@ def test_a_short_aside_is_no_reset() -> None:
 def test_concurrent_requests_of_different_length_are_no_reset() -> None:
     pool = Pool("a", "b")
     pool.settle("a")
-    pool.replicas["a"].others_in_flight = 2
+    pool.replicas["a"].others_in_flight = 1
     first, second = pool.pick(LONG), pool.pick(LONG // 4)
     pool.release("a", LONG)
     pool.release("a", LONG // 4)
@@ -412,11 +412,11 @@ def test_a_miss_right_after_a_turn_says_nothing_about_residency() -> None:
 
 def test_spill_is_priced_by_the_prefill_it_costs() -> None:
     pool = Pool("a", "b")
-    pool.settle("a", 320_000)  # 80,000 tokens: 4.4 s anew, worth a difference of 13.1.
-    pool.replicas["a"].others_in_flight = 13
+    pool.settle("a", 320_000)  # 80,000 tokens: 4.4 s anew, worth a difference of 15.3.
+    pool.replicas["a"].others_in_flight = 15
     decision = pool.pick(320_000)
     assert decision.rule is Rule.STAY
-    pool.replicas["a"].others_in_flight = 14
+    pool.replicas["a"].others_in_flight = 16
     decision = pool.pick(320_000)
     assert (decision.rule, decision.home, decision.moved, decision.forced) == (Rule.SPILL, "b", True, False)
     assert decision.inputs["migration_s"] == pytest.approx(4.4, rel=0.05)
@@ -428,7 +428,7 @@ def test_what_all_prompts_share_need_not_be_computed_anew() -> None:
         pool.turn(80_000, ConversationKey(f"s{number}", ""), cached_tokens=15_000, finish="stop")
     assert pool.state.shared_tokens == pytest.approx(15_000, rel=0.05)
     pool.settle("a", 320_000)
-    pool.replicas["a"].others_in_flight = 13
+    pool.replicas["a"].others_in_flight = 15
     decision = pool.pick(320_000)
     assert decision.rule is Rule.SPILL
     assert decision.inputs["migration_s"] == pytest.approx(3.9, rel=0.05)
@@ -536,22 +536,22 @@ def test_a_conversation_that_came_back_elsewhere_is_waited_for_no_longer() -> No
     assert pool.turn().home == "a"
 
 
-def test_a_short_conversation_spills_from_a_difference_of_four() -> None:
+def test_a_short_conversation_spills_from_a_difference_of_three() -> None:
     pool = Pool("a", "b")
     pool.settle("a", 40_000)
-    pool.replicas["a"].others_in_flight = 3
+    pool.replicas["a"].others_in_flight = 2
     assert pool.pick(40_000).rule is Rule.STAY
     pool.release("a", 40_000)
-    pool.replicas["a"].others_in_flight = 4
+    pool.replicas["a"].others_in_flight = 3
     assert pool.pick(40_000).rule is Rule.SPILL
 
 
 def test_a_long_warm_conversation_practically_never_spills() -> None:
     pool = Pool("a", "b")
     pool.settle("a")
-    pool.replicas["a"].others_in_flight = 18
+    pool.replicas["a"].others_in_flight = 21
     assert pool.pick().rule is Rule.STAY
-    pool.replicas["a"].others_in_flight = 19
+    pool.replicas["a"].others_in_flight = 22
     assert pool.pick().rule is Rule.SPILL
 
 
@@ -564,9 +564,9 @@ def test_a_spilled_conversation_is_re_homed_and_finds_its_way_back_cheap() -> No
     assert pool.turn().home == "b"
     # Its first home still holds all but the last turns, so that a small difference is worth it, and no budget is asked.
     pool.state.spill_tokens = 0.0
-    pool.replicas["b"].others_in_flight = 3
+    pool.replicas["b"].others_in_flight = 2
     assert pool.turn().home == "b"
-    pool.replicas["b"].others_in_flight = 4
+    pool.replicas["b"].others_in_flight = 3
     decision = pool.pick()
     assert (decision.home, decision.rule) == ("a", Rule.FREE_MOVE)
     assert decision.inputs["held_tokens"] > 99_000
