@@ -266,7 +266,7 @@ def test_a_short_aside_is_no_reset() -> None:
 def test_concurrent_requests_of_different_length_are_no_reset() -> None:
     pool = Pool("a", "b")
     pool.settle("a")
-    pool.replicas["a"].others_in_flight = 1
+    pool.replicas["a"].others_in_flight = 2
     first, second = pool.pick(LONG), pool.pick(LONG // 4)
     pool.release("a", LONG)
     pool.release("a", LONG // 4)
@@ -353,6 +353,7 @@ def test_a_replica_that_many_will_come_back_to_is_no_place_to_move_to() -> None:
     assert pool.pick(15_000).rule is Rule.STAY  # A reset, which would move freely.
     lapse(pool.state, pool.replicas, KEY, "a", pool.now_s)
     assert pool.pick(40_000).rule is Rule.STAY
+    lapse(pool.state, pool.replicas, KEY, "a", pool.now_s)
     pool.now_s += DEFAULT_CONFIG.idle_pending_s
     note_prefill(pool.state, pool.replicas["b"], 0, pool.now_s)
     assert pool.pick(40_000).rule is Rule.SPILL
@@ -416,6 +417,7 @@ def test_spill_is_priced_by_the_prefill_it_costs() -> None:
     pool.replicas["a"].others_in_flight = 15
     decision = pool.pick(320_000)
     assert decision.rule is Rule.STAY
+    pool.release("a", 320_000)
     pool.replicas["a"].others_in_flight = 16
     decision = pool.pick(320_000)
     assert (decision.rule, decision.home, decision.moved, decision.forced) == (Rule.SPILL, "b", True, False)
@@ -546,11 +548,23 @@ def test_a_short_conversation_spills_from_a_difference_of_three() -> None:
     assert pool.pick(40_000).rule is Rule.SPILL
 
 
+def test_a_conversation_is_not_driven_out_by_requests_of_its_own() -> None:
+    pool = Pool("a", "b")
+    pool.settle("a", 40_000)
+    pool.replicas["a"].others_in_flight = 2
+    assert [pool.pick(40_000).rule for _ in range(3)] == [Rule.STAY] * 3
+    for _ in range(3):
+        pool.release("a", 40_000)
+    pool.replicas["a"].others_in_flight = 3
+    assert pool.pick(40_000).rule is Rule.SPILL
+
+
 def test_a_long_warm_conversation_practically_never_spills() -> None:
     pool = Pool("a", "b")
     pool.settle("a")
     pool.replicas["a"].others_in_flight = 21
     assert pool.pick().rule is Rule.STAY
+    pool.release("a")
     pool.replicas["a"].others_in_flight = 22
     assert pool.pick().rule is Rule.SPILL
 

@@ -112,9 +112,12 @@ def _return(s: Situation, home: Replica) -> Decision | None:
 def _spill(s: Situation, home: Replica) -> Decision | None:
     """Rule 3: a re-prefill elsewhere pays, and the budget has some left.
 
-    Either the home is so much busier, or it computes other prompts first for so much longer.
+    Either the home is so much busier, or it computes other prompts first for so much longer. Not while requests of its
+    own run there: they are no reason to leave, and `thick` spreads them when they are many.
     """
     config = s.config
+    if s.conversation is not None and s.conversation.running_on(home.uid):
+        return None
     wait_s = prefill_wait_s(home, s.now_s)
     here = choice.candidate(s, home)
     if s.state.spill_tokens < 1.0 or (here.pressure < config.spill_min_load and wait_s < config.spill_min_wait_s):
