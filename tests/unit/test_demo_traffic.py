@@ -65,17 +65,21 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("content-length", "0")
             self.end_headers()
             return
+        self.close_connection = True
+        if spoil == "gone":
+            return
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
+        if spoil == "broken":
+            self.send_header("content-length", "100000")
         self.send_header("connection", "close")
         self.end_headers()
-        self.close_connection = True
         self._event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
         if spoil == "error":
             self._event({"error": {"message": "the queue is full"}})
             return
         self._event({"choices": [{"delta": {"content": "word " * (20_000 if spoil == "long" else 1)}}]})
-        if spoil == "cut":
+        if spoil in ("cut", "broken"):
             return
         usage = {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 60}}
         self._event({"choices": [], "usage": usage})
@@ -198,7 +202,13 @@ def test_sessions_that_are_too_many_end_after_their_answer() -> None:
 
 @pytest.mark.parametrize(
     ("spoil", "problem"),
-    [("503", "status 503"), ("error", "the stream ended early"), ("cut", "the stream ended early")],
+    [
+        ("503", "status 503"),
+        ("error", "the stream ended early"),
+        ("cut", "the stream ended early"),
+        ("broken", "the stream broke off"),
+        ("gone", "the connection was closed before an answer"),
+    ],
 )
 def test_failures_are_told_and_do_not_end_the_session(spoil: str, problem: str) -> None:
     with engine(spoil) as server, traffic(server) as agents:
@@ -214,7 +224,7 @@ def test_nobody_there_is_a_failure_and_no_crash() -> None:
     agents = Traffic(address, "kimi", QUICK, time.monotonic)
     agents.start()
     agents.aim(1)
-    assert "Connector" in ended(agents, 1)[0].problem
+    assert ended(agents, 1)[0].problem == "no connection"
     agents.stop()
 
 

@@ -189,7 +189,7 @@ class Traffic:
                     return Request(at_s=at_s, problem=f"status {response.status}")
                 first_s, tail = await _read(response, began_s)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            return Request(at_s=at_s, problem=type(error).__name__)
+            return Request(at_s=at_s, problem=_in_words(error))
         usage = _usage(tail)
         if first_s is None or usage is None:
             return Request(at_s=at_s, total_s=time.monotonic() - began_s, problem="the stream ended early")
@@ -201,6 +201,17 @@ class Traffic:
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
         )
+
+
+def _in_words(error: BaseException) -> str:
+    """What a client would say; the general kinds come after the special ones."""
+    known = {
+        aiohttp.ClientPayloadError: "the stream broke off",
+        aiohttp.ServerDisconnectedError: "the connection was closed before an answer",
+        aiohttp.ClientConnectorError: "no connection",
+        TimeoutError: f"no end within {REQUEST_LIMIT_S:.0f} s",
+    }
+    return next((words for kind, words in known.items() if isinstance(error, kind)), type(error).__name__)
 
 
 async def _as_told(response: aiohttp.ClientResponse) -> None:
