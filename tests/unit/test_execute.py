@@ -6,9 +6,10 @@ import pytest
 
 from sglpool import render
 from sglpool.api import names
+from sglpool.api.pool import Gate
 from sglpool.controller.execute import Executor, Outcome
 from sglpool.controller.store import Store
-from sglpool.kube import Conflict, Forbidden, Invalid, Transient
+from sglpool.kube import Conflict, Forbidden, Invalid, NotFound, Transient
 from sglpool.plan import (
     AdoptStatefulSet,
     ApplyTemplate,
@@ -16,10 +17,13 @@ from sglpool.plan import (
     DeleteChild,
     DeleteObject,
     EnsureChild,
+    MarkPod,
     OrphanStatefulSet,
     Plan,
+    RecordGate,
     RecreateStatefulSet,
     Scale,
+    StartGate,
     Step,
     old_template,
 )
@@ -336,3 +340,56 @@ async def test_a_child_of_somebody_else_is_never_deleted(bench, owner):
 async def test_a_child_that_is_gone_already_is_no_failure(bench):
     outcome = await bench.run([DeleteChild(kind="Role", name="kimi-router", reason="r")])
     assert outcome == Outcome(changes=(), blockers=(), transient=None, look_again=False)
+
+
+POD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": f"{NAME}-0", "namespace": "serving", "uid": "pod", "labels": {names.LABEL_POOL: "kimi"}},
+    "spec": {},
+}
+MARK = MarkPod(name=f"{NAME}-0", uid="pod", annotations={names.ANNOTATION_DRAINING: "true"}, reason="r")
+
+
+async def test_a_mark_is_known_before_any_watch_tells_of_it(bench):
+    bench.kube.put(POD)
+    outcome = await bench.run([MARK])
+    assert outcome.done == (MARK,)
+    assert [p.draining for p in bench.store.observed(KEY, {}).pods] == [True]
+    assert bench.kube.objects["Pod", f"{NAME}-0"]["metadata"]["uid"] == "pod"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotFound("gone", verb="patch", kind="Pod", code=404),
+        Invalid('metadata.uid: Invalid value: "pod": field is immutable', verb="patch", kind="Pod", code=422),
+        Conflict("another uid", verb="patch", kind="Pod", code=409),
+    ],
+)
+async def test_a_pod_to_mark_that_is_gone_or_replaced_already_is_no_failure(bench, error):
+    bench.kube.failures["patch", "Pod", f"{NAME}-0"] = error
+    outcome = await bench.run([MARK])
+    assert (outcome.changes, outcome.done, outcome.blockers, outcome.transient) == ((), (), (), None)
+
+
+async def test_what_a_gate_found_is_written_by_its_own_manager_and_learnt_from_the_watch(bench):
+    bench.running()
+    await bench.run([RecordGate(name=NAME, proven="r1", gated="r2", reason="r")])
+    assert bench.kube.managers == [names.MANAGER_GATE]
+    annotations = bench.live()["metadata"]["annotations"]
+    assert (annotations[names.ANNOTATION_PROVEN], annotations[names.ANNOTATION_GATED]) == ("r1", "r2")
+    [known] = bench.store.observed(KEY, {}).statefulsets
+    assert known.proven == "", "the event must be news, or nobody plans again"
+
+
+async def test_a_gate_is_started_once_and_never_over_somebody_elses_job(bench):
+    gate = Gate(image="example/test:1")
+    job = render.gate_job(POOL, gate, revision="r2", pod_uid="pod", address="10.0.0.1")
+    start = StartGate(manifest=job, reason="r")
+    assert (await bench.run([start])).done == (start,)
+    assert (await bench.run([start])).done == ()
+    assert [j.pod_uid for j in bench.store.observed(KEY, {}).jobs] == ["pod"]
+    bench.kube.put(job, owner="other", owner_kind="CronJob")
+    [blocker] = (await bench.run([start])).blockers
+    assert blocker.reason == "NameConflict"
