@@ -234,7 +234,7 @@ class PolicyConfig:
     spill_wait_per_migration_s: float = 3.0
     return_difference: float = 3.0
     return_migration_s: float = 0.5
-    spill_budget: float = 0.02
+    spill_budget: float = 0.018
     spill_burst: float = 10.0
     free_move_difference: float = 1.0
     warm_fraction: float = 0.5
