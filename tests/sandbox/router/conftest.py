@@ -14,11 +14,16 @@ from typing import Any
 import psutil
 import pytest
 
-from sandbox.cluster.conftest import AgentCluster, start_cluster
+from sandbox.cluster.conftest import AgentCluster
 from sandbox.router.costs import Cost
 from sandbox.router.routed_pool import READY_S, RoutedPool, make_pools
+from sglpool.sandbox.cluster import Sandbox
+from support.kubectl import Kubectl
 from support.store_process import StoreProcess
 from support.waiting import wait_until
+
+SPEED = 40.0
+"""Fast enough to start soon, and slow enough for streams that outlive a test of a minute."""
 
 _REPORT: list[Cost] = []
 
@@ -41,10 +46,11 @@ def cost(request: pytest.FixtureRequest) -> Iterator[Cost]:
 
 @pytest.fixture(scope="session")
 def routed_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentCluster]:
-    """Four nodes of eight B200s and one without GPUs, for routers."""
-    cluster = start_cluster(tmp_path_factory.mktemp("router") / "sandbox", {"B200": 4})
-    yield cluster
-    cluster.sandbox.down()
+    """Six nodes of eight B200s and one without GPUs, for routers."""
+    sandbox = Sandbox(tmp_path_factory.mktemp("router") / "sandbox")
+    sandbox.up({"B200": 6}, speed=SPEED, operator=True)
+    yield AgentCluster(sandbox, Kubectl(binary=sandbox.kubectl, kubeconfig=sandbox.kubeconfig))
+    sandbox.down()
 
 
 @pytest.fixture(scope="session")

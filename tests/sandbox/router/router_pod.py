@@ -95,18 +95,15 @@ class RouterPod:
         """Replicas that may take new conversations."""
         return sum(1 for each in self.state()["replicas"] if each["healthy"] and not each["draining"])
 
+    def in_flight(self) -> int:
+        """Requests that have a slot."""
+        return int(self.state()["in_flight"])
+
     def decisions(self) -> dict[str, float]:
         """Picks by the rule that decided."""
         text = send(f"{self.ip}:9000", "/metrics", timeout_s=2).body.decode()
         found = re.findall(r'^sglpool_router_decisions_total{rule="(\w+)"} (\S+)$', text, re.MULTILINE)
         return {rule: float(count) for rule, count in found}
-
-    def decisions_if_any(self) -> dict[str, float] | None:
-        """The same; None while its picker is not there to say."""
-        try:
-            return self.decisions()
-        except OSError:
-            return None
 
     def picks(self) -> bool:
         """Whether its picker is there to be asked: a socket that a dead one left behind takes nobody."""

@@ -27,7 +27,8 @@ def test_another_router_spec_cuts_no_stream(settled: RoutedPool, cost: Cost, sto
         for router in (first, second):
             cost.count_turns(settled.turns(router), homes, settled.homes(router=router))
         assert not cost.count_streams(streams), "the old router serves its streams to their end"
-        assert old.name in _all_names(settled)
+        # Unless this took so long that they have come to their end.
+        assert old.name in _all_names(settled) or all(stream.finished for stream in streams.all)
     soon(lambda: old.name not in _all_names(settled), "without streams it goes", timeout_s=60)
     assert (cost.lost, cost.cold) == (0, 0), "new routers ask their siblings"
 

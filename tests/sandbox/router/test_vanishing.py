@@ -22,7 +22,7 @@ def test_a_killed_replica(settled: RoutedPool, cost: Cost) -> None:
     homes = settled.homes()
     with settled.streams(STREAMS) as streams:
         lives = settled.homes(*[stream.session for stream in streams.all])
-        victim = lives[streams.all[0].session]
+        victim = homes[settled.conversations[0].session]
         settled.kill_engine(settled.pod_of(victim))
         lost = cost.count_turns(settled.turns(), homes, settled.homes())
         assert cost.slowest_s < SOON_S
