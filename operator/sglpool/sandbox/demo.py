@@ -69,7 +69,6 @@ class Demo:
         finally:
             self._sandbox.down()
         stage.title(f"Done in {time.monotonic() - begin:.0f} s; nothing is left running")
-        stage.say(f"The whole run as one page, for a browser: {relative(self._report)}")
 
     @staticmethod
     def _tell(scene: Scene, pool: Manifest) -> None:
@@ -100,6 +99,7 @@ class Demo:
                 show.stop()
             finally:
                 show.write_report(self._report)
+            self._stage.say(f"\nThe run as one page, for a browser: {relative(self._report)}")
 
     @contextmanager
     def _operator(self) -> Iterator[None]:
