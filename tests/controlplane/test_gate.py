@@ -123,6 +123,32 @@ def test_a_gate_that_takes_too_long_fails_and_its_replica_returns(
     wait_until(lambda: not gates.jobs(), timeout_s=30, describe="nobody waits for that test any more")
 
 
+def test_the_only_replica_of_a_pool_returns_too(make_pool: PoolMaker) -> None:
+    """Kubernetes itself has forgotten the earlier revision by then: every replica has had the new one."""
+    pool = make_pool(replicas=1)
+    pool.wait_ready()
+    old = pool.revisions()
+    pool.apply(engine=CHANGED, rollout={**SOON, "gate": TOO_SHORT})
+    pool.wait_for("Ready", reason="GateFailed", timeout_s=90)
+
+    def returned() -> bool:
+        return pool.revisions() == old and all(map(is_ready, pool.pods().values()))
+
+    wait_until(returned, timeout_s=60, describe="the replica runs the old revision again")
+    assert marks(pool)["p-b200-0"] != "true"
+    assert "again" in pool.wait_for("Ready", reason="GateFailed")["message"]
+    pool.apply(rollout={**SOON, "gate": GATE})
+    gates = Gates(pool)
+    wait_until(
+        lambda: any(j["spec"]["activeDeadlineSeconds"] > 2 for j in gates.jobs().values()),
+        timeout_s=60,
+        describe="the other test is tried",
+    )
+    gates.let_pass()
+    pool.wait_ready(timeout_s=90)
+    assert pool.revisions() != old
+
+
 def test_a_first_revision_gets_no_traffic_before_it_passes(make_pool: PoolMaker) -> None:
     pool = make_pool(replicas=2, rollout={**SOON, "gate": GATE})
     gates = Gates(pool)

@@ -64,7 +64,7 @@ def test_a_lowered_size_says_what_went_with_it():
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(2, 6), st.integers(1, 3), BAD_LUCK, st.booleans(), st.integers(0, 3))
+@given(st.integers(1, 6), st.integers(1, 3), BAD_LUCK, st.booleans(), st.integers(0, 3))
 def test_a_revision_that_fails_its_gate_reaches_one_replica_no_user_and_goes_back(replicas, most, luck, drains, more):
     world = World(rollout={"maxUnavailable": most, "gate": GATE})
     world.edit(replicas=replicas)

@@ -33,6 +33,7 @@ from sglpool.plan import (
     RecordGate,
     RecreateStatefulSet,
     ReplicaLoad,
+    RestoreTemplate,
     Scale,
     StartGate,
     Step,
@@ -159,7 +160,7 @@ class ModelCluster(Misfortunes):
                 for pod in self._named(name):
                     assert pod.ordinal < replicas or self._may_be_ended(pod), f"{pod} is cut off"
                 self._scale(self.statefulsets[name], replicas, partition)
-            case MarkPod() | RecordGate() | StartGate() | DeleteObject(kind="Job"):
+            case MarkPod() | RestoreTemplate() | RecordGate() | StartGate() | DeleteObject(kind="Job"):
                 self._apply_gate(step)
             case DeleteObject(kind="Pod", name=name, uid=uid, grace_period_s=grace_s):
                 self._delete_pod(name, uid, at_once=grace_s == 0)
@@ -176,6 +177,11 @@ class ModelCluster(Misfortunes):
         match step:
             case MarkPod(name=name, uid=uid, annotations=annotations):
                 self._mark(name, uid, annotations)
+            case RestoreTemplate(manifest=manifest, revision=revision, failed=failed):
+                data = [{"metadata": {"name": n}, "data": {"spec": {"template": t}}} for n, t in self.revisions.items()]
+                old = old_template(desired=manifest, revisions=data, revision=revision)
+                annotations = {**manifest["metadata"]["annotations"], names.ANNOTATION_RETURNED: failed}
+                self._apply_template({**old, "metadata": {**old["metadata"], "annotations": annotations}})
             case RecordGate(name=name, proven=proven, gated=gated):
                 record = {names.ANNOTATION_PROVEN: proven, names.ANNOTATION_GATED: gated}
                 self.statefulsets[name].record = record

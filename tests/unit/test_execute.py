@@ -22,6 +22,7 @@ from sglpool.plan import (
     Plan,
     RecordGate,
     RecreateStatefulSet,
+    RestoreTemplate,
     Scale,
     StartGate,
     Step,
@@ -393,3 +394,23 @@ async def test_a_gate_is_started_once_and_never_over_somebody_elses_job(bench):
     bench.kube.put(job, owner="other", owner_kind="CronJob")
     [blocker] = (await bench.run([start])).blockers
     assert blocker.reason == "NameConflict"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_an_earlier_template_is_put_back_under_the_hashes_of_the_spec(bench, kept):
+    bench.running()
+    template = {"metadata": {}, "spec": {"containers": [{"name": "engine", "image": "old"}]}}
+    if kept:
+        metadata = {"name": "r1", "labels": STATEFULSET["spec"]["selector"]["matchLabels"]}
+        data = {"spec": {"template": template}}
+        bench.kube.put({"apiVersion": "apps/v1", "kind": "ControllerRevision", "metadata": metadata, "data": data})
+    before = bench.live()
+    await bench.run([RestoreTemplate(manifest=STATEFULSET, revision="r1", failed="r2", reason="r")])
+    if not kept:
+        assert bench.live() == before, "what runs is left as it is"
+        return
+    live = bench.live()
+    assert live["spec"]["template"]["spec"]["containers"][0]["image"] == "old"
+    hashes = STATEFULSET["metadata"]["annotations"]
+    assert live["metadata"]["annotations"] == {**hashes, names.ANNOTATION_RETURNED: "r2"}
+    assert live["spec"]["replicas"] == 3

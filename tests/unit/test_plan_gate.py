@@ -29,6 +29,7 @@ def pool(*, word: str = "", gated: bool = True) -> Pool:
 POOL = pool()
 UNDER_TEST = observed_statefulset(replicas=2, partition=1, current="old", proven="old", gated="new")
 OLD = observed_pod(0, revision="old")
+RETURNED = observed_statefulset(replicas=1, current="old", update="old", proven="old", gated="new", returned_from="new")
 NEW = observed_pod(1, revision="new", address="10.0.0.1", unproven="true")
 
 
@@ -76,6 +77,16 @@ FAILED = job(state="Failed", message="BackoffLimitExceeded: Job has reached the 
         pytest.param(
             pool(word="resume"), UNDER_TEST, [OLD], [replace(FAILED, word="resume")], Stage.FAILED, id="failed again"
         ),
+        pytest.param(POOL, RETURNED, [OLD], [FAILED], Stage.RETURNED, id="failed, and the template is put back"),
+        pytest.param(
+            POOL,
+            replace(RETURNED, update_revision="new", caught_up=False),
+            [OLD],
+            [FAILED],
+            Stage.RETURNED,
+            id="put back a moment ago",
+        ),
+        pytest.param(POOL, RETURNED, [OLD], [], Stage.OPEN, id="put back, and asked again"),
         pytest.param(
             pool(word="resume-2"), UNDER_TEST, [OLD], [replace(FAILED, word="resume")], Stage.STALE, id="a third time"
         ),
@@ -112,7 +123,7 @@ def test_what_a_revision_replaces_is_written_down_before_anything_moves():
     assert isinstance(record, RecordGate)
     assert (record.proven, record.gated) == ("old", "new")
     first = replace(UNDER_TEST, current_revision="new", proven="", gated="")
-    [record, *_] = due(first, [])
+    [record] = due(first, [])
     assert isinstance(record, RecordGate)
     assert record.proven == names.PROVEN_NONE
     assert due(replace(first, caught_up=False), []) == []
@@ -184,7 +195,15 @@ def test_what_follows_for_the_roll_out(state, closed, held, goes_back):
     [
         (pool(word="stop"), UNDER_TEST, [], "RolloutUnknownWord", ["'stop'", "pause, resume or abort"]),
         (POOL, UNDER_TEST, [FAILED], "GateFailed", ["BackoffLimitExceeded", "returns to old", "kubectl logs job/"]),
-        (POOL, replace(UNDER_TEST, current_revision="new"), [FAILED], "GateFailed", ["no earlier revision"]),
+        (POOL, replace(UNDER_TEST, current_revision="new"), [FAILED], "GateFailed", ["returns to old"]),
+        (
+            POOL,
+            replace(UNDER_TEST, current_revision="new", proven=names.PROVEN_NONE),
+            [FAILED],
+            "GateFailed",
+            ["no earlier revision"],
+        ),
+        (POOL, RETURNED, [FAILED], "GateFailed", ["new failed", "run old again"]),
         (pool(word="abort"), UNDER_TEST, [], "RolloutAborted", ["run old", "remove annotation"]),
         (pool(word="pause"), UNDER_TEST, [], "RolloutPaused", ["resume"]),
         (POOL, UNDER_TEST, [job()], "GateRunning", ["no traffic"]),

@@ -44,6 +44,8 @@ ANNOTATION_PROVEN = f"{GROUP}/proven-revision"
 ANNOTATION_GATED = f"{GROUP}/gated-revision"
 """The revision that has to pass its gate, written before any replica gets it."""
 PROVEN_NONE = "none"
+ANNOTATION_RETURNED = f"{GROUP}/returned-from"
+"""The revision that failed its gate, on a StatefulSet that got the template of the proven one back."""
 ANNOTATION_GATE_POD = f"{GROUP}/gate-pod"
 """uid of the replica that a gate's Job tests."""
 # Annotations that a user writes.

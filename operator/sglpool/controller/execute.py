@@ -39,6 +39,7 @@ from sglpool.plan import (
     Plan,
     RecordGate,
     RecreateStatefulSet,
+    RestoreTemplate,
     Scale,
     StartGate,
     Step,
@@ -142,6 +143,8 @@ class Executor:
                 await self._adopt(pool, step)
             case OrphanStatefulSet(name=name, uid=uid):
                 await self._orphan(pool, name=name, uid=uid)
+            case RestoreTemplate():
+                await self._restore(pool, step)
             case MarkPod() | StartGate() | EnsureChild() | DeleteObject() | DeleteChild():
                 if not await self._change(pool, step):
                     return ""
@@ -167,15 +170,25 @@ class Executor:
     async def _recreate(self, pool: Pool, step: RecreateStatefulSet) -> None:
         """Create around orphans: with their number and a partition that holds them, from the first moment."""
         await self._must_be_free(pool, step.manifest)
-        revisions = await self._kube.list(
-            CONTROLLER_REVISIONS,
-            namespace=pool.namespace,
-            labels=step.manifest["spec"]["selector"]["matchLabels"],
-        )
+        revisions = await self._revisions(pool, step.manifest)
         manifest = old_template(desired=step.manifest, revisions=revisions, revision=step.revision)
         strategy = {"type": "RollingUpdate", "rollingUpdate": {"partition": step.replicas}}
         spec = {**manifest["spec"], "replicas": step.replicas, "updateStrategy": strategy}
         await self._create_statefulset(pool, {**manifest, "spec": spec})
+
+    async def _restore(self, pool: Pool, step: RestoreTemplate) -> None:
+        """Apply the template of an earlier revision; where that is gone, what runs is left as it is."""
+        revisions = await self._revisions(pool, step.manifest)
+        old = old_template(desired=step.manifest, revisions=revisions, revision=step.revision)
+        if old is step.manifest:
+            return
+        annotations = {**step.manifest["metadata"]["annotations"], names.ANNOTATION_RETURNED: step.failed}
+        old["metadata"]["annotations"] = annotations
+        await self._apply_to_known(pool, old, names.MANAGER_TEMPLATE)
+
+    async def _revisions(self, pool: Pool, statefulset: Manifest) -> list[Manifest]:
+        selector = statefulset["spec"]["selector"]["matchLabels"]
+        return await self._kube.list(CONTROLLER_REVISIONS, namespace=pool.namespace, labels=selector)
 
     async def _create_statefulset(self, pool: Pool, manifest: Manifest) -> None:
         created = await self._create_if_free(manifest)
@@ -198,10 +211,7 @@ class Executor:
         await self._apply_to_known(pool, manifest, names.MANAGER_SCALE)
 
     async def _record_gate(self, pool: Pool, step: RecordGate) -> None:
-        """Write what is proven on the StatefulSet that was planned for.
-
-        The store learns of it by the watch, which puts the pool in line: nothing else would.
-        """
+        """Write what is proven; the store learns of it by the watch, since that also puts the pool in line."""
         record = gate_record(name=step.name, namespace=pool.namespace, proven=step.proven, gated=step.gated)
         await self._apply_to_known(pool, record, names.MANAGER_GATE, remember=False)
 

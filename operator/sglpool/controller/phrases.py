@@ -11,6 +11,7 @@ from sglpool.plan import (
     OrphanStatefulSet,
     RecordGate,
     RecreateStatefulSet,
+    RestoreTemplate,
     Scale,
     StartGate,
     Step,
@@ -37,6 +38,8 @@ def phrase(step: Step) -> str:
                 f"{key}={value}" if value is not None else f"no {key}" for key, value in annotations.items()
             )
             what = f"Mark {name} {said}"
+        case RestoreTemplate(manifest=m, revision=revision):
+            what = f"Put the template of {revision} back on {m['metadata']['name']}"
         case AdoptStatefulSet(name=name) | OrphanStatefulSet(name=name):
             what = f"{type(step).__name__} {name}"
     return f"{what} ({step.reason})"

@@ -40,6 +40,7 @@ class Stage(StrEnum):
     STALE: the test that is there says nothing: its replica is gone, or the user wants another.
     PASSED: the test has passed, which has to be written down.
     FAILED: the test has failed.
+    RETURNED: it had failed, and the template of the revision before was put back, which is proven.
     """
 
     OPEN = "open"
@@ -51,6 +52,7 @@ class Stage(StrEnum):
     STALE = "stale"
     PASSED = "passed"
     FAILED = "failed"
+    RETURNED = "returned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ class GateState:
     @property
     def closed(self) -> bool:
         """Whether the newest revision may get no traffic."""
-        return self.stage not in {Stage.OPEN, Stage.SERVING}
+        return self.stage not in {Stage.OPEN, Stage.SERVING, Stage.RETURNED}
 
     @property
     def goes_back(self) -> bool:
@@ -96,20 +98,37 @@ def word_of(pool: Pool) -> Word:
 def gate_state(pool: Pool, current: ObservedStatefulSet, observed: Observed) -> GateState:
     """How far the newest revision of a StatefulSet is."""
     word, gate = word_of(pool), pool.spec.rollout.gate
-    revision = current.update_revision
+    revision, failed = current.update_revision, current.returned_from
+    if gate is not None and failed and (current.proven == revision or not current.caught_up):
+        job = _job(pool, gate_job_name(pool, gate, failed), observed)
+        if job is not None and _stage(pool, job, ()) is Stage.FAILED:
+            return GateState(stage=Stage.RETURNED, word=word, job=job)
     if gate is None or not revision or current.proven == revision:
         return GateState(word=word)
     pods = [p for p in _own(current, observed.pods) if p.revision == revision]
     if current.gated != revision:
         serving = any(pod.ready and pod.unproven != "true" for pod in pods)
         return GateState(stage=Stage.SERVING if serving else Stage.NEW, word=word)
-    name = gate_job_name(pool, gate, revision)
-    job = next((j for j in observed.jobs if j.name == name and j.owner_uid == pool.uid), None)
+    job = _job(pool, gate_job_name(pool, gate, revision), observed)
     ready = [pod for pod in pods if pod.ready and pod.address]
     pod = max(ready, key=lambda p: p.ordinal, default=None)
     if job is None:
         return GateState(stage=Stage.WAITING if pod is None else Stage.DUE, word=word, pod=pod)
     return GateState(stage=_stage(pool, job, pods), word=word, job=job, pod=pod)
+
+
+def _job(pool: Pool, name: str, observed: Observed) -> ObservedJob | None:
+    return next((job for job in observed.jobs if job.name == name and job.owner_uid == pool.uid), None)
+
+
+def returns_to(current: ObservedStatefulSet, state: GateState) -> str:
+    """The revision whose template has to be put back after a failure, empty if it need not or cannot.
+
+    Where every replica had the new revision, as in a pool of one, Kubernetes has forgotten the one before: the
+    partition brings nobody back.
+    """
+    forgotten = state.stage is Stage.FAILED and current.current_revision == current.update_revision
+    return current.proven if forgotten and current.proven not in {"", names.PROVEN_NONE} else ""
 
 
 def _stage(pool: Pool, job: ObservedJob, pods: Sequence[ObservedPod]) -> Stage:
@@ -123,7 +142,7 @@ def _stage(pool: Pool, job: ObservedJob, pods: Sequence[ObservedPod]) -> Stage:
 
 def gate_steps(pool: Pool, current: ObservedStatefulSet, state: GateState, observed: Observed) -> list[Step]:
     """What the gate needs now: a record, a Job, or that a Job goes, and who gets traffic."""
-    return [*_progress(pool, current, state), *_traffic(pool, current, state, _own(current, observed.pods))]
+    return [*_traffic(pool, current, state, _own(current, observed.pods)), *_progress(pool, current, state)]
 
 
 def _progress(pool: Pool, current: ObservedStatefulSet, state: GateState) -> list[Step]:
@@ -202,15 +221,11 @@ _ORDER = ("GateFailed", "RolloutAborted", "RolloutPaused", "GateRunning")
 
 def _hold(pool: Pool, current: ObservedStatefulSet, state: GateState) -> Problem | None:
     name, job = current.name, state.job
-    if state.stage is Stage.FAILED and job is not None:
-        back = (
-            "there is no earlier revision to return to: its replicas stay without traffic"
-            if current.current_revision == current.update_revision
-            else f"its replica returns to {current.current_revision}"
-        )
+    if state.stage in {Stage.FAILED, Stage.RETURNED} and job is not None:
+        failed = current.returned_from if state.stage is Stage.RETURNED else current.update_revision
         return Problem(
             "GateFailed",
-            f"{name}: {current.update_revision} failed rollout.gate ({job.message.rstrip('. ')}); {back}. Read "
+            f"{name}: {failed} failed rollout.gate ({job.message.rstrip('. ')}); {_way_back(current, state)}. Read "
             f"`kubectl logs job/{job.name}`; change the spec, or to try again set {names.ANNOTATION_ROLLOUT} to resume "
             f"with a suffix of your choice, or delete the Job.",
         )
@@ -230,6 +245,15 @@ def _hold(pool: Pool, current: ObservedStatefulSet, state: GateState) -> Problem
             "GateRunning", f"{name}: {current.update_revision} gets no traffic before it passes rollout.gate."
         )
     return None
+
+
+def _way_back(current: ObservedStatefulSet, state: GateState) -> str:
+    if state.stage is Stage.RETURNED:
+        return f"its replicas run {current.update_revision} again"
+    earlier = returns_to(current, state)
+    if not earlier and current.current_revision == current.update_revision:
+        return "there is no earlier revision to return to: its replicas stay without traffic"
+    return f"its replica returns to {earlier or current.current_revision}"
 
 
 def _own(current: ObservedStatefulSet, pods: Iterable[ObservedPod]) -> list[ObservedPod]:

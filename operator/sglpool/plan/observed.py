@@ -47,6 +47,7 @@ class ObservedStatefulSet:
         update_revision: status.updateRevision: the template as it is.
         proven: The revision that passed its gate, `none` while none has, empty where there never was a gate.
         gated: The revision that has to pass its gate, or has.
+        returned_from: The revision that failed its gate, if the template before it was put back; else empty.
         service_name: spec.serviceName, immutable.
         selector: spec.selector.matchLabels, immutable.
         pod_management_policy: spec.podManagementPolicy, immutable.
@@ -71,6 +72,7 @@ class ObservedStatefulSet:
     pod_management_policy: str
     proven: str = ""
     gated: str = ""
+    returned_from: str = ""
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> "ObservedStatefulSet":
@@ -99,6 +101,7 @@ class ObservedStatefulSet:
             pod_management_policy=spec.get("podManagementPolicy", "OrderedReady"),
             proven=annotations.get(names.ANNOTATION_PROVEN, ""),
             gated=annotations.get(names.ANNOTATION_GATED, ""),
+            returned_from=annotations.get(names.ANNOTATION_RETURNED, ""),
         )
 
 

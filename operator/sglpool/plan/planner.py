@@ -12,7 +12,7 @@ from sglpool.api.base import Manifest
 from sglpool.api.pool import Pool
 from sglpool.plan.children import expected_children
 from sglpool.plan.drain import Moment, ReplicaLoad, next_deadline_s
-from sglpool.plan.gate import gate_state, gate_steps, stale_jobs
+from sglpool.plan.gate import Stage, gate_state, gate_steps, returns_to, stale_jobs
 from sglpool.plan.nodes import Eviction, evictions, lost_pods, next_change_s
 from sglpool.plan.observed import Observed, ObservedStatefulSet
 from sglpool.plan.replicas import desired_replicas
@@ -26,6 +26,7 @@ from sglpool.plan.steps import (
     EnsureChild,
     OrphanStatefulSet,
     RecreateStatefulSet,
+    RestoreTemplate,
     Scale,
     Step,
     common_revision,
@@ -180,8 +181,11 @@ def _plan_type(scene: _Scene, sized: SizedGPU) -> list[list[Step]]:
     if current.owner_uid != pool.uid:
         return _take_over(pool, sized, current) if may_render else []
     case = scene.case(current, replicas)
-    if may_render and template_outdated(pool, sized, current):
+    untried = bool(current.returned_from) and case.gate.stage is not Stage.RETURNED
+    if may_render and (template_outdated(pool, sized, current) or untried):
         return _change_template(pool, sized, case)
+    if may_render and (earlier := returns_to(current, case.gate)):
+        return _restore_template(pool, sized, case, earlier)
     return _beside(settle(case), gate_steps(pool, current, case.gate, scene.observed))
 
 
@@ -268,6 +272,17 @@ def _change_template(pool: Pool, sized: SizedGPU, case: Case) -> list[list[Step]
         hold = "hold every pod on its revision"
         first.append(Scale(name=current.name, replicas=keep, partition=keep, reason=hold))
     return [first, [ApplyTemplate(manifest=manifest, reason="the spec changed")]]
+
+
+def _restore_template(pool: Pool, sized: SizedGPU, case: Case, revision: str) -> list[list[Step]]:
+    """Hold every pod, then put the template of the proven revision back; the ordinary roll-out does the rest."""
+    current, reason = case.current, "the new revision failed its gate"
+    back = RestoreTemplate(
+        manifest=statefulset(pool, sized), revision=revision, failed=current.update_revision, reason=reason
+    )
+    if current.partition >= current.replicas:
+        return [[back]]
+    return [[Scale(name=current.name, replicas=current.replicas, partition=current.replicas, reason=reason)], [back]]
 
 
 def _immutable_differs(manifest: Manifest, current: ObservedStatefulSet) -> bool:

@@ -90,6 +90,23 @@ class RecordGate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreTemplate:
+    """Put the template of an earlier revision back, under the hashes of the spec, so that it stays.
+
+    Attributes:
+        manifest: The StatefulSet as the spec has it.
+        revision: The one to put back.
+        failed: The one that failed.
+        reason: Why.
+    """
+
+    manifest: Manifest
+    revision: str
+    failed: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartGate:
     """Create the Job of a gate, unless it is there."""
 
@@ -174,6 +191,7 @@ Step = (
     | Scale
     | MarkPod
     | RecordGate
+    | RestoreTemplate
     | StartGate
     | EnsureChild
     | DeleteObject
