@@ -231,7 +231,7 @@ class PolicyConfig:
     spill_min_difference: float = 4.0
     spill_per_migration_s: float = 3.0
     spill_min_wait_s: float = 6.0
-    spill_wait_per_migration_s: float = 2.5
+    spill_wait_per_migration_s: float = 4.0
     return_difference: float = 3.0
     return_migration_s: float = 0.5
     spill_budget: float = 0.016
