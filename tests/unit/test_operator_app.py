@@ -30,3 +30,24 @@ async def test_at_the_end_kopf_raises_what_a_running_reconcile_met_and_that_is_n
     else:
         with pytest.raises(RuntimeError):
             await operator._watch()
+
+
+@pytest.mark.parametrize(
+    ("answers", "watches"),
+    [
+        ({"list": True, "watch": True}, True),
+        ({"list": True, "watch": False}, False),
+        ({"list": False, "watch": True}, False),
+        ({}, False),
+    ],
+)
+async def test_nodes_are_watched_only_by_an_account_that_may(answers, watches):
+    class Api(FakeKube):
+        async def create(self, manifest):
+            verb = manifest["spec"]["resourceAttributes"]["verb"]
+            if verb not in answers:
+                raise Forbidden("no", verb="create", kind=manifest["kind"], code=403)
+            return {**manifest, "status": {"allowed": answers[verb]}}
+
+    operator = app.Operator(app.OperatorOptions(), Api(), Metrics(), asyncio.Event())
+    assert await operator._may_watch_nodes() is watches

@@ -111,6 +111,7 @@ class TestNodeStore:
     def setup_method(self) -> None:
         self.now_s = 100.0
         self.store = NodeStore(lambda: self.now_s)
+        self.store.watched = True
 
     def known(self, name: str = "n") -> ObservedNode:
         nodes = self.store.of([name])
@@ -128,6 +129,9 @@ class TestNodeStore:
         assert self.store.of(["n"]) is None
         self.store.replace(["n"])
         assert self.known().ready
+        self.store.watched = False
+        assert self.store.of(["n"]) is None, "a node that is back would be lost until the next listing"
+        self.store.watched = True
         self.store.replace(None)
         assert self.store.of(["n"]) is None
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import kopf
 from aiohttp import web
 
+from sglpool.api.base import Manifest
 from sglpool.catalog import load_catalog
 from sglpool.controller.autoscaler import Autoscaler
 from sglpool.controller.collect import Collector
@@ -29,8 +30,8 @@ from sglpool.controller.queue import KeyedQueue
 from sglpool.controller.reconcile import Reconciler
 from sglpool.controller.resync import PERIOD_S, Resync
 from sglpool.controller.store import PoolKey, Store
-from sglpool.kube import EventRecorder, Forbidden, KubeClient, KubeError, LeaderLease, NotFound, Resource
-from sglpool.kube.resources import NODES, POOLS
+from sglpool.kube import EventRecorder, KubeClient, KubeError, LeaderLease, NotFound, Resource
+from sglpool.kube.resources import POOLS
 from sglpool.signals import Sources, Tokens
 
 _LOG = logging.getLogger(__name__)
@@ -185,7 +186,8 @@ class Operator:
             self._health,
             asyncio.TaskGroup() as group,
         ):
-            watching = group.create_task(self._watch(watch_nodes=await self._may_read_nodes()), name="watch")
+            self._store.nodes.watched = await self._may_watch_nodes()
+            watching = group.create_task(self._watch(), name="watch")
             await self._resync.run_once()
             listing = group.create_task(self._resync.run_for_ever(period_s=self._options.resync_period_s))
             await self._queue.run(workers=self._options.workers, handler=self._reconciler(events), stop=self._stop)
@@ -194,21 +196,22 @@ class Operator:
             # cancelled, it does not. Its own have nothing to finish: events only put keys on a queue that has ended.
             watching.cancel()
 
-    async def _may_read_nodes(self) -> bool:
-        """Whether this account has a right that an installation may leave out."""
+    async def _may_watch_nodes(self) -> bool:
+        """Whether this account has rights that an installation may leave out; kopf ends over a forbidden watch."""
         try:
-            await self._kube.list(NODES, namespace=None, field_selector=_NOTHING)
-        except Forbidden:
+            answers = [await self._kube.create(_access_review(verb)) for verb in ("list", "watch")]
+        except KubeError as error:
+            _LOG.info("nobody says whether nodes may be watched, so they are not: %s", error)
             return False
-        return True
+        return all((answer.get("status") or {}).get("allowed") for answer in answers)
 
-    async def _watch(self, *, watch_nodes: bool = False) -> None:
+    async def _watch(self) -> None:
         """Kopf's loop. It takes SIGTERM and SIGINT over and returns on them: its end is our stop; a failure raises."""
         # At its end kopf gathers every task that it did not start, those of a running reconcile too, and raises what
         # they raised. Who awaits them deals with that; kopf itself knows none of these errors.
         with contextlib.suppress(KubeError, NameConflict, LookAgain):
             await kopf.operator(
-                registry=build_registry(self._queue, self._store, watch_nodes=watch_nodes),
+                registry=build_registry(self._queue, self._store, watch_nodes=self._store.nodes.watched),
                 settings=build_settings(),
                 clusterwide=self._options.namespaces is None,
                 namespaces=self._options.namespaces or (),
@@ -249,6 +252,16 @@ _LARGE_BLOCK_BYTES = 32 * 1024
 
 _NOTHING = "metadata.name=-"
 """A selector that nothing matches: the answer tells whether the resource exists, at no cost."""
+
+
+def _access_review(verb: str) -> Manifest:
+    """The question whether this account may do that with nodes."""
+    return {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "metadata": {},
+        "spec": {"resourceAttributes": {"verb": verb, "resource": "nodes"}},
+    }
 
 
 def own_namespace() -> str:

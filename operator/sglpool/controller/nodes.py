@@ -28,6 +28,8 @@ class NodeStore:
         self._gone: dict[str, ObservedNode] = {}
         self._unknown_since_s: dict[str, float] = {}
         self.readable = False
+        self.watched = False
+        """Whether changes are told at once: by listings alone, a node that is back would be lost for minutes."""
 
     def put(self, manifest: Manifest) -> bool:
         """Remember a node as it is now; whether that changed anything the planner looks at."""
@@ -59,11 +61,11 @@ class NodeStore:
         self._unknown_since_s.clear()
 
     def of(self, names: Iterable[str]) -> Mapping[str, ObservedNode] | None:
-        """Those nodes as they are; None where nodes cannot be read.
+        """Those nodes as they are; None where nodes cannot be read or watched.
 
         One that nobody has seen is not ready from now on: it may be news that the watch has not told yet.
         """
-        if not self.readable:
+        if not (self.readable and self.watched):
             return None
         return {name: self._nodes.get(name) or self._gone.get(name) or self._unknown(name) for name in names}
 

@@ -89,6 +89,11 @@ CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "Cust
 # Read by name and never written, so it is not among those that manifests are made of.
 SECRETS = Resource("", "v1", "secrets", "Secret")
 
+# Created to be answered, and never stored.
+ACCESS_REVIEWS = Resource(
+    "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", namespaced=False
+)
+
 ALL_RESOURCES: tuple[Resource, ...] = (
     POOLS,
     STATEFULSETS,
@@ -112,7 +117,7 @@ ALL_RESOURCES: tuple[Resource, ...] = (
     PRIORITY_CLASSES,
     CRDS,
 )
-_BY_TYPE = {(resource.api_version, resource.kind): resource for resource in ALL_RESOURCES}
+_BY_TYPE = {(resource.api_version, resource.kind): resource for resource in (*ALL_RESOURCES, ACCESS_REVIEWS)}
 
 
 def resource_for(manifest: Mapping[str, Any]) -> Resource:
