@@ -6,8 +6,6 @@ here: writing anything (`reconcile` does, at its own time), reading (`signals`),
 """
 
 import asyncio
-import logging
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -15,6 +13,7 @@ from typing import Protocol
 from sglpool.api.pool import Pool
 from sglpool.controller.loadview import Subject, load_of, loads_of, missing_of, signals_of, target_of
 from sglpool.controller.metrics import Metrics
+from sglpool.controller.rounds import Rounds
 from sglpool.controller.store import PoolKey, Store
 from sglpool.plan import Observed
 from sglpool.plan.autoscaling import Told
@@ -22,8 +21,6 @@ from sglpool.plan.drain import IDLE_READS, ReplicaLoad
 from sglpool.scaling import Decision, Memory, decide
 from sglpool.signals import Reading, Target
 from sglpool.sizing.pools import SizedGPU
-
-_LOG = logging.getLogger(__name__)
 
 INTERVAL_S = 15.0
 """Between two ticks of a pool that is autoscaled."""
@@ -77,8 +74,6 @@ class _Followed:
         idle_reads: Readings in a row in which a replica was idle, by uid.
         told: What is shown.
         told_at_s: Since when, monotonic.
-        ticking: Whether a tick is under way.
-        timer: The next tick.
     """
 
     subject: Subject
@@ -91,8 +86,6 @@ class _Followed:
     idle_reads: dict[str, int] = field(default_factory=dict)
     told: Told | None = None
     told_at_s: float = 0.0
-    ticking: bool = False
-    timer: asyncio.TimerHandle | None = None
 
 
 class Autoscaler:
@@ -124,21 +117,20 @@ class Autoscaler:
         self._wall_clock_s = wall_clock_s
         self._speed = clock_speed
         self._followed: dict[PoolKey, _Followed] = {}
-        self._ticks: set[asyncio.Task[None]] = set()
-        self._turns = asyncio.Semaphore(MAX_TICKS)
-        self._open = False
+        self._rounds = Rounds(
+            self._timed_tick,
+            at_a_time=MAX_TICKS,
+            failed="its load could not be looked at",
+            skipped=metrics.skipped_ticks.inc,
+        )
 
     async def __aenter__(self) -> "Autoscaler":
-        self._open = True
+        await self._rounds.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._open = False
-        for key in [*self._followed]:
-            self.forget(key)
-        for tick in self._ticks:
-            tick.cancel()
-        await asyncio.gather(*self._ticks, return_exceptions=True)
+        await self._rounds.__aexit__()
+        self._followed.clear()
 
     def follow(self, pool: Pool, sized: tuple[SizedGPU, ...], observed: Observed) -> None:
         """Tick for a pool from now on, with its spec as it is now. A changed spec decides anew, on the last reading."""
@@ -148,20 +140,18 @@ class Autoscaler:
         if followed is None or followed.subject.uid != subject.uid:
             self.forget(key)
             followed = self._followed[key] = _Followed(subject=subject, draining=draining)
-            self._schedule(key, followed)
+            self._rounds.every(key, self._interval_s(followed))
             return
-        was, followed.subject, followed.draining = (followed.subject, followed.draining), subject, draining
-        if subject.policy != was[0].policy:
+        was, followed.subject, followed.draining = followed.subject, subject, draining
+        if subject.policy != was.policy:
             self._decide(followed)
             self._tell(followed, at_once=True)
-        if _interval_s(followed) != _interval_of(was[0], was[1]):
-            self._schedule(key, followed)
+        self._rounds.every(key, self._interval_s(followed))
 
     def forget(self, key: PoolKey) -> None:
         """Forget a pool that is gone."""
-        followed = self._followed.pop(key, None)
-        if followed is not None and followed.timer is not None:
-            followed.timer.cancel()
+        self._followed.pop(key, None)
+        self._rounds.forget(key)
 
     def view(self, key: PoolKey) -> View:
         """What a reconcile of a pool takes from here."""
@@ -239,53 +229,17 @@ class Autoscaler:
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _schedule(self, key: PoolKey, followed: _Followed) -> None:
-        """Set the next tick: a moment of the interval that the pool's name gives, so that pools are spread over it."""
-        if not self._open:
-            return
-        if followed.timer is not None:
-            followed.timer.cancel()
-        interval_s = _interval_s(followed)
-        if followed.draining or followed.subject.policy is not None:
-            interval_s = max(interval_s / self._speed, FASTEST_S)
-        phase_s = zlib.crc32("/".join(key).encode()) / 2**32 * interval_s
-        # A timer may fire a hair early, and that moment is over then.
-        now_s = self._now_s() + 0.01
-        turns = (now_s - phase_s) // interval_s + 1
-        loop = asyncio.get_running_loop()
-        followed.timer = loop.call_at(phase_s + turns * interval_s, self._fire, key, followed)
+    def _interval_s(self, followed: _Followed) -> float:
+        if followed.draining:
+            return max(DRAIN_INTERVAL_S / self._speed, FASTEST_S)
+        if followed.subject.policy is None:
+            return FIXED_INTERVAL_S
+        return max(INTERVAL_S / self._speed, FASTEST_S)
 
-    def _fire(self, key: PoolKey, followed: _Followed) -> None:
-        self._schedule(key, followed)
-        if followed.ticking:
-            self._metrics.skipped_ticks.inc()
-            return
-        followed.ticking = True
-        tick = asyncio.get_running_loop().create_task(self._run(key, followed))
-        self._ticks.add(tick)
-        tick.add_done_callback(self._ticks.discard)
-
-    async def _run(self, key: PoolKey, followed: _Followed) -> None:
-        try:
-            async with self._turns:
-                begin_s = self._now_s()
-                await self.tick(key)
-                self._metrics.tick.observe(self._now_s() - begin_s)
-        except Exception:
-            # One pool's defect must not end the ticks of the others, nor its own next one.
-            _LOG.exception("pool=%s/%s its load could not be looked at", *key)
-        finally:
-            followed.ticking = False
-
-
-def _interval_s(followed: _Followed) -> float:
-    return _interval_of(followed.subject, followed.draining)
-
-
-def _interval_of(subject: Subject, draining: bool) -> float:
-    if draining:
-        return DRAIN_INTERVAL_S
-    return FIXED_INTERVAL_S if subject.policy is None else INTERVAL_S
+    async def _timed_tick(self, key: PoolKey) -> None:
+        begin_s = self._now_s()
+        await self.tick(key)
+        self._metrics.tick.observe(self._now_s() - begin_s)
 
 
 def _due(followed: _Followed) -> tuple[object, ...]:

@@ -6,8 +6,6 @@ judging (`plan.health`), asking (`signals`), writing (`reconcile`).
 """
 
 import asyncio
-import logging
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,6 +13,7 @@ from typing import Protocol
 from sglpool.api.names import ENGINE_PORT
 from sglpool.api.pool import Pool
 from sglpool.controller.metrics import Metrics
+from sglpool.controller.rounds import Rounds
 from sglpool.controller.store import PoolKey, Store
 from sglpool.plan import Observed, ObservedPod
 from sglpool.plan.health import Finding, Health, HealthMemory, judge
@@ -22,8 +21,6 @@ from sglpool.plan.verdicts import Sample
 from sglpool.signals import Endpoint
 from sglpool.signals.health import read_samples
 from sglpool.signals.http import Web
-
-_LOG = logging.getLogger(__name__)
 
 INTERVAL_S = 60.0
 """Between two looks at a pool."""
@@ -74,8 +71,6 @@ class _Watched:
         memory: What the last look left.
         health: What it found.
         told: uid of the pod and ailment of findings that an Event has told.
-        looking: Whether a look is under way.
-        timer: The next look.
     """
 
     uid: str
@@ -83,8 +78,6 @@ class _Watched:
     memory: HealthMemory = field(default_factory=HealthMemory)
     health: Health = field(default_factory=Health)
     told: frozenset[tuple[str, str]] = frozenset()
-    looking: bool = False
-    timer: asyncio.TimerHandle | None = None
 
 
 class HealthWatch:
@@ -113,21 +106,17 @@ class HealthWatch:
         self._metrics = metrics
         self._speed = min(clock_speed, MAX_SPEED)
         self._watched: dict[PoolKey, _Watched] = {}
-        self._looks: set[asyncio.Task[None]] = set()
-        self._turns = asyncio.Semaphore(MAX_LOOKS)
-        self._open = False
+        self._rounds = Rounds(
+            self.look, at_a_time=MAX_LOOKS, failed="the health of its replicas could not be looked at"
+        )
 
     async def __aenter__(self) -> "HealthWatch":
-        self._open = True
+        await self._rounds.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._open = False
-        for key in [*self._watched]:
-            self.forget(key)
-        for look in self._looks:
-            look.cancel()
-        await asyncio.gather(*self._looks, return_exceptions=True)
+        await self._rounds.__aexit__()
+        self._watched.clear()
 
     def follow(self, pool: Pool) -> None:
         """Look at a pool from now on, with its spec as it is now."""
@@ -137,14 +126,13 @@ class HealthWatch:
             watched.speculative = speculative
             return
         self.forget(key)
-        watched = self._watched[key] = _Watched(uid=pool.uid, speculative=speculative)
-        self._schedule(key, watched)
+        self._watched[key] = _Watched(uid=pool.uid, speculative=speculative)
+        self._rounds.every(key, INTERVAL_S / self._speed)
 
     def forget(self, key: PoolKey) -> None:
         """Forget a pool that is gone."""
-        watched = self._watched.pop(key, None)
-        if watched is not None and watched.timer is not None:
-            watched.timer.cancel()
+        self._watched.pop(key, None)
+        self._rounds.forget(key)
 
     def view(self, key: PoolKey) -> Health:
         """What is wrong with a pool's replicas, as far as is known."""
@@ -187,36 +175,6 @@ class HealthWatch:
     def _now_s(self) -> float:
         """The time that engines live in. It is never set back."""
         return asyncio.get_running_loop().time() * self._speed
-
-    def _schedule(self, key: PoolKey, watched: _Watched) -> None:
-        """Set the next look: a moment of the interval that the pool's name gives, so that pools are spread over it."""
-        if not self._open:
-            return
-        loop = asyncio.get_running_loop()
-        interval_s = INTERVAL_S / self._speed
-        phase_s = zlib.crc32("/".join(key).encode()) / 2**32 * interval_s
-        # A timer may fire a hair early, and that moment is over then.
-        turns = (loop.time() + 0.01 - phase_s) // interval_s + 1
-        watched.timer = loop.call_at(phase_s + turns * interval_s, self._fire, key, watched)
-
-    def _fire(self, key: PoolKey, watched: _Watched) -> None:
-        self._schedule(key, watched)
-        if watched.looking:
-            return
-        watched.looking = True
-        look = asyncio.get_running_loop().create_task(self._run(key, watched))
-        self._looks.add(look)
-        look.add_done_callback(self._looks.discard)
-
-    async def _run(self, key: PoolKey, watched: _Watched) -> None:
-        try:
-            async with self._turns:
-                await self.look(key)
-        except Exception:
-            # One pool's defect must not end the looks at others, nor the next one at it.
-            _LOG.exception("pool=%s/%s the health of its replicas could not be looked at", *key)
-        finally:
-            watched.looking = False
 
 
 def _endpoint(pod: ObservedPod) -> Endpoint:
