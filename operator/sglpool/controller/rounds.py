@@ -1,4 +1,4 @@
-"""Something done for every pool now and then; each has its own moment of the interval, so that pools are spread over it.
+"""Something done for every pool now and then, each at its own moment, so that pools are spread over the interval.
 
 A turn that is not over when the next is due lets that one pass; nothing is queued. Not here: what is done.
 """
