@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common import RESULTS, Row, percentile, show, write_results
+from benchmarks.ticks import tick_rows
 
 from sglpool.lab.fluid import STEP_S, Day, Fleet, Outcome, Scaler, simulate
 from sglpool.lab.fluid_scalers import HorizontalPodAutoscaler, KnativePodAutoscaler, Ours, policy_of, signals_of
@@ -120,6 +121,7 @@ def measure(settings: Settings) -> list[Row]:
         *_blackout_rows(settings),
         *_step_rows(settings),
         _cpu_row(),
+        *tick_rows(),
     ]
 
 
