@@ -151,10 +151,10 @@ def test_a_pool_that_is_new_as_a_whole_is_not_crowded() -> None:
     for replica in pool.replicas.values():
         replica.ready_since_s = pool.now_s
     pool.settle("a", 40_000)
-    pool.replicas["a"].others_in_flight = 3
+    pool.replicas["a"].others_in_flight = 2
     assert pool.pick(40_000).rule is Rule.STAY
     pool.release("a", 40_000)
-    pool.replicas["a"].others_in_flight = 4
+    pool.replicas["a"].others_in_flight = 3
     assert pool.pick(40_000).rule is Rule.SPILL
 
 
@@ -413,12 +413,12 @@ def test_a_miss_right_after_a_turn_says_nothing_about_residency() -> None:
 
 def test_spill_is_priced_by_the_prefill_it_costs() -> None:
     pool = Pool("a", "b")
-    pool.settle("a", 320_000)  # 80,000 tokens: 4.4 s anew, worth a difference of 13.1.
-    pool.replicas["a"].others_in_flight = 13
+    pool.settle("a", 320_000)  # 80,000 tokens: 4.4 s anew, worth a difference of 17.5.
+    pool.replicas["a"].others_in_flight = 17
     decision = pool.pick(320_000)
     assert decision.rule is Rule.STAY
     pool.release("a", 320_000)
-    pool.replicas["a"].others_in_flight = 14
+    pool.replicas["a"].others_in_flight = 18
     decision = pool.pick(320_000)
     assert (decision.rule, decision.home, decision.moved, decision.forced) == (Rule.SPILL, "b", True, False)
     assert decision.inputs["migration_s"] == pytest.approx(4.4, rel=0.05)
@@ -430,7 +430,7 @@ def test_what_all_prompts_share_need_not_be_computed_anew() -> None:
         pool.turn(80_000, ConversationKey(f"s{number}", ""), cached_tokens=15_000, finish="stop")
     assert pool.state.shared_tokens == pytest.approx(15_000, rel=0.05)
     pool.settle("a", 320_000)
-    pool.replicas["a"].others_in_flight = 13
+    pool.replicas["a"].others_in_flight = 16
     decision = pool.pick(320_000)
     assert decision.rule is Rule.SPILL
     assert decision.inputs["migration_s"] == pytest.approx(3.9, rel=0.05)
@@ -538,13 +538,13 @@ def test_a_conversation_that_came_back_elsewhere_is_waited_for_no_longer() -> No
     assert pool.turn().home == "a"
 
 
-def test_a_short_conversation_spills_from_a_difference_of_four() -> None:
+def test_a_short_conversation_spills_from_a_difference_of_three() -> None:
     pool = Pool("a", "b")
     pool.settle("a", 40_000)
-    pool.replicas["a"].others_in_flight = 3
+    pool.replicas["a"].others_in_flight = 2
     assert pool.pick(40_000).rule is Rule.STAY
     pool.release("a", 40_000)
-    pool.replicas["a"].others_in_flight = 4
+    pool.replicas["a"].others_in_flight = 3
     assert pool.pick(40_000).rule is Rule.SPILL
 
 
@@ -562,10 +562,10 @@ def test_a_conversation_is_not_driven_out_by_requests_of_its_own() -> None:
 def test_a_long_warm_conversation_practically_never_spills() -> None:
     pool = Pool("a", "b")
     pool.settle("a")
-    pool.replicas["a"].others_in_flight = 18
+    pool.replicas["a"].others_in_flight = 24
     assert pool.pick().rule is Rule.STAY
     pool.release("a")
-    pool.replicas["a"].others_in_flight = 19
+    pool.replicas["a"].others_in_flight = 26
     assert pool.pick().rule is Rule.SPILL
 
 

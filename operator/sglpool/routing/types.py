@@ -228,13 +228,13 @@ class PolicyConfig:
     prefill_weight: float = 1.0
     thick_requests: int = 3
     spill_min_load: float = 3.0
-    spill_min_difference: float = 4.0
-    spill_per_migration_s: float = 3.0
+    spill_min_difference: float = 3.0
+    spill_per_migration_s: float = 4.0
     spill_min_wait_s: float = 6.0
     spill_wait_per_migration_s: float = 4.0
     return_difference: float = 3.0
     return_migration_s: float = 0.5
-    spill_budget: float = 0.016
+    spill_budget: float = 0.02
     spill_burst: float = 10.0
     free_move_difference: float = 1.0
     warm_fraction: float = 0.5
