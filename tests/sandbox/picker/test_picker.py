@@ -159,7 +159,7 @@ def test_a_replica_that_refuses_is_left_alone_until_it_has_room(make_pool: MakeP
     assert router.picker.metric("sglpool_router_engine_refusals_total") == 1
     assert pool.served(lambda: router.ask("s")) == 1 - home
     engine.answer = served
-    engine.loads["num_waiting_reqs"] = 3
+    engine.loads["num_waiting_reqs"] = 1
     eventually(lambda: not router.picker.replica(f"e{home + 1}")["refused"], "a good poll lets it in again")
     assert pool.served(lambda: router.ask("s")) == home
 
