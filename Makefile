@@ -2,7 +2,7 @@
 BIN := .venv/bin
 PYTEST_ARGS ?=
 
-.PHONY: demo test test-core test-cluster test-faults check crd crd-check fmt bootstrap clean bench-operator bench-router bench-sandbox bench-balance bench-autoscaler
+.PHONY: demo test test-core test-cluster test-sandbox test-faults check crd crd-check fmt bootstrap clean bench-operator bench-router bench-sandbox bench-balance bench-autoscaler
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -14,19 +14,22 @@ bootstrap:
 demo: bootstrap ## Bring up a control plane with fake GPU nodes and watch a pool live and die on it
 	@$(BIN)/sglpool sandbox demo
 
-# Tests that need a cluster mostly wait for it, so they and the others share two cores. A ring's output comes at its end.
-CLUSTER_TESTS := tests/controlplane tests/kind tests/sandbox/cluster tests/sandbox/router
+# Tests that need a cluster mostly wait for it, so three rings share two cores. What a ring says comes at its end.
+CLUSTER_TESTS := tests/controlplane tests/kind
+SANDBOX_TESTS := tests/sandbox/cluster tests/sandbox/router
 
 test: check ## Everything that runs without a container engine
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target test-core test-cluster
+	@$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target test-core test-cluster test-sandbox
 
 test-core: bootstrap ## The tests of `make test` that need no cluster
-	$(BIN)/pytest $(PYTEST_ARGS) $(addprefix --ignore=,$(CLUSTER_TESTS))
+	$(BIN)/pytest $(PYTEST_ARGS) $(addprefix --ignore=,$(CLUSTER_TESTS) $(SANDBOX_TESTS))
 
 test-cluster: bootstrap ## The tests of `make test` on a real control plane
 	$(BIN)/pytest $(PYTEST_ARGS) $(CLUSTER_TESTS)
 
-# Six of them are in `make test` too.
+test-sandbox: bootstrap ## The tests of `make test` on a real control plane with simulated engines
+	$(BIN)/pytest $(PYTEST_ARGS) $(SANDBOX_TESTS)
+
 test-faults: bootstrap ## What each fault of a router costs in streams and warm homes
 	$(BIN)/pytest -m "faults or not faults" $(addprefix tests/sandbox/router/test_,faults.py rollout.py vanishing.py) $(PYTEST_ARGS)
 
