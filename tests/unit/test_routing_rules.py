@@ -586,6 +586,30 @@ def test_a_spilled_conversation_is_re_homed_and_finds_its_way_back_cheap() -> No
     assert decision.inputs["held_tokens"] > 99_000
 
 
+def test_a_conversation_does_not_go_back_for_a_history_that_was_rewritten_meanwhile() -> None:
+    pool = Pool("a", "b")
+    pool.settle("a")
+    pool.replicas["a"].others_in_flight = 30
+    assert pool.turn(cached_tokens=0).home == "b"
+    pool.replicas["a"].others_in_flight = 0
+    # As long as before, but other words: the home, which had all of it, finds the shared beginning alone.
+    assert pool.turn(cached_tokens=15_000).home == "b"
+    pool.replicas["b"].others_in_flight = 5
+    decision = pool.pick()
+    assert (decision.home, decision.rule) == ("b", Rule.STAY)
+
+
+def test_a_new_home_that_had_nothing_says_nothing_about_the_old_one() -> None:
+    pool = Pool("a", "b")
+    pool.settle("a")
+    pool.replicas["a"].others_in_flight = 30
+    assert pool.turn(cached_tokens=0).home == "b"
+    assert pool.turn(cached_tokens=99_000).home == "b"
+    pool.replicas["a"].others_in_flight = 0
+    pool.replicas["b"].others_in_flight = 5
+    assert pool.pick().inputs["held_tokens"] > 99_000
+
+
 def test_a_thick_key_overflows_without_leaving_home() -> None:
     pool = Pool()
     pool.settle("a")

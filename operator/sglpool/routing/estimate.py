@@ -32,6 +32,9 @@ LEARN_SHARED = 0.1
 MIN_EXPECTED_TOKENS = 1024
 """Below this expectation a miss says nothing: a page or a shared system prompt blurs it."""
 
+REWRITTEN_BELOW = 0.9
+"""A home that could use less of what it had was asked something else. Answers come back with other tokens at times."""
+
 SIDE_FRACTION = 0.125
 """An aside is shorter than this part of its conversation. Compactions leave more: tools, system and the summary."""
 
@@ -142,8 +145,23 @@ def _learn_context(state: RoutingState, conversation: Conversation, outcome: Out
         conversation.ctx_tokens = max(conversation.ctx_tokens, tokens)
         conversation.ctx_bytes = max(conversation.ctx_bytes, outcome.body_bytes)
     else:
+        _learn_rewrite(state, conversation, outcome)
         conversation.ctx_tokens = tokens
         conversation.ctx_bytes = outcome.body_bytes
+
+
+def _learn_rewrite(state: RoutingState, conversation: Conversation, outcome: Outcome) -> None:
+    """Learn that a history was rewritten: the home had more of the old one than it could use.
+
+    The prompt parts from the old history where the home's cache ended, so no other holder of that history has more of
+    it. Where the home had evicted it, the holders are only believed to have less than they have.
+    """
+    cached = outcome.cached_tokens
+    if cached is None or not conversation.holders:
+        return
+    expected = min(conversation.ctx_tokens, outcome.prompt_tokens or 0)
+    if cached < expected * REWRITTEN_BELOW:
+        conversation.holders = tuple(each._replace(tokens=min(each.tokens, cached)) for each in conversation.holders)
 
 
 def _tokens_after(state: RoutingState, conversation: Conversation, outcome: Outcome) -> int:
