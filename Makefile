@@ -57,8 +57,8 @@ bench-operator: bootstrap ## Measure the operator with 1,000 pools against a bar
 bench-sandbox: bootstrap ## Measure the simulated engine, sixteen replicas on two cores and the radix cache
 	$(BIN)/python -m benchmarks.sandbox
 
-bench-balance: bootstrap ## Simulate the routing policy and its peers: balance, cache hits, latency
-	$(BIN)/python -m benchmarks.balance
+bench-balance: bootstrap ## Simulate the routing policy and its peers; TRACE=file replays recorded sessions as well
+	$(BIN)/python -m benchmarks.balance $(if $(TRACE),--trace $(TRACE))
 
 bench-autoscaler: bootstrap ## Simulate days of the autoscaler beside the formulas of HPA and Knative's KPA
 	$(BIN)/python -m benchmarks.autoscaler
