@@ -208,14 +208,9 @@ def _learn_hit(state: RoutingState, uid: str, idle_s: float) -> None:
 
 def _learn_miss(state: RoutingState, uid: str, idle_s: float) -> None:
     """A single miss may have any reason. Several, and no hit after as long a pause: KV does not stay that long."""
-    known_s = state.residency_s.get(uid)
-    if known_s is not None:
-        closer_s = known_s + LEARN * (min(idle_s, known_s) - known_s)
-        state.residency_s[uid] = max(state.config.min_residency_s, closer_s)
-        return
     misses_s = (*state.misses_s.get(uid, ()), idle_s)
     if len(misses_s) < MIN_MISSES:
         state.misses_s[uid] = misses_s
-    else:
-        state.residency_s[uid] = max(misses_s)
-        state.misses_s.pop(uid, None)
+        return
+    state.residency_s[uid] = min(max(misses_s), state.residency_s.get(uid, max(misses_s)))
+    del state.misses_s[uid]

@@ -84,7 +84,7 @@ def _free_move(s: Situation, home: Replica) -> Decision | None:
     here = choice.candidate(s, home)
     knows_it = choice.held_on(s, best.replica.uid) >= max(1.0, s.config.warm_fraction * s.prompt)
     is_lighter = here.pressure - best.pressure >= s.config.free_move_difference and choice.is_better(best, here)
-    if not (is_lighter or knows_it or home.draining):
+    if not (is_lighter or (knows_it and best.pressure <= here.pressure) or home.draining):
         return None
     return _move(s, home, best, second, Rule.FREE_MOVE)
 
