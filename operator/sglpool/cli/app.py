@@ -135,11 +135,7 @@ def operator(
     log_format: Annotated[LogFormat, typer.Option(help="text for people, json for collectors.")] = LogFormat.TEXT,
     clock_speed: Annotated[
         float,
-        typer.Option(
-            envvar="SGLPOOL_CLOCK_SPEED",
-            hidden=True,
-            help="How many times faster than life the autoscaler lives: with simulated engines that do.",
-        ),
+        typer.Option(hidden=True, help="Seconds of the autoscaler in a second of the wall clock, in rehearsals."),
     ] = 1.0,
 ) -> None:
     """Run the operator: turn InferencePools into engines, and keep them so."""

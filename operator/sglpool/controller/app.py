@@ -55,7 +55,7 @@ class OperatorOptions:
         workers: Pools reconciled side by side.
         leader_election: Whether to wait for a Lease first.
         resync_period_s: Seconds between full listings.
-        clock_speed: How many times faster than life load and health are watched, for simulated engines that live so.
+        clock_speed: Seconds of whoever watches load and health in a second of the wall clock; 1 but in rehearsals.
     """
 
     kubeconfig: str | None = None

@@ -97,7 +97,7 @@ class Autoscaler:
         enqueue: Asks for a reconcile of a pool.
         metrics: Figures of the operator.
         wall_clock_s: Unix time.
-        clock_speed: How many times faster than life the autoscaler lives, for simulated engines that do.
+        clock_speed: Seconds of the autoscaler in a second of the wall clock; 1 but in rehearsals.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ from sglpool.signals.http import Web
 INTERVAL_S = 60.0
 """Between two looks at a pool."""
 MAX_SPEED = 20.0
-"""Faster, two minutes without a token would be what a busy machine does to a simulated engine."""
+"""Faster, two minutes without a token would be a few seconds in which a machine was busy."""
 ANSWER_LIMIT_S = 5.0
 """For one answer of an engine; milliseconds when it is well."""
 MAX_LOOKS = 16
@@ -88,7 +88,7 @@ class HealthWatch:
         reader: Asks engines.
         enqueue: Asks for a reconcile of a pool.
         metrics: Figures of the operator.
-        clock_speed: How many times faster than life simulated engines live.
+        clock_speed: Seconds of the watch in a second of the wall clock; 1 but in rehearsals.
     """
 
     def __init__(
