@@ -12,7 +12,7 @@ KV_BYTES_PER_TOKEN = 35_136
 """Kimi-K2-class MLA in fp8."""
 SESSIONS_PER_REPLICA = {Kind.AUTONOMOUS: 6.74, Kind.THICK: 2.9, Kind.INTERACTIVE: 28.0}
 """So many sessions keep about five requests running on a replica."""
-RECORDED_PER_REPLICA = {Kind.AUTONOMOUS: 6.6, Kind.THICK: 6.6, Kind.INTERACTIVE: 12.0}
+RECORDED_PER_REPLICA = {Kind.AUTONOMOUS: 6.6, Kind.THICK: 6.6, Kind.INTERACTIVE: 19.0}
 """The same of recorded sessions, whose users are quicker."""
 
 
