@@ -8,11 +8,10 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from sglpool.signals.fields import Unreadable, count, objects, parse_object
+from sglpool.signals.fields import Unreadable, parse_object
 from sglpool.signals.http import Web
+from sglpool.signals.loads import LOADS_PATH, ranks_of, total
 from sglpool.signals.reading import Endpoint, Reading, ReplicaReading, Target
-
-PATH = "/v1/loads?include=core"
 
 
 async def read_engines(web: Web, target: Target) -> Reading:
@@ -30,7 +29,7 @@ async def read_engines(web: Web, target: Target) -> Reading:
 async def _ask(web: Web, engine: Endpoint, port: int) -> ReplicaReading | str:
     """An engine's counts, or the sentence that says why there are none."""
     try:
-        return parse_loads(parse_object(await web.get(engine.address, port, PATH)))
+        return parse_loads(parse_object(await web.get(engine.address, port, LOADS_PATH)))
     except Unreadable as problem:
         return f"Replica {engine.name} {problem}."
 
@@ -51,20 +50,16 @@ def parse_loads(body: Mapping[str, Any]) -> ReplicaReading:
     Raises:
         Unreadable: A field is missing or no count, or more KV is used than there is.
     """
-    ranks = objects(body, "loads")
-    if not ranks:
-        raise Unreadable("reports no rank in /v1/loads")
-    running, waiting, used, total = (
-        sum(count(rank, name) for rank in ranks)
-        for name in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens", "max_total_num_tokens")
-    )
-    uncached = sum(count(rank, "num_waiting_uncached_tokens", 0) for rank in ranks)
-    if total == 0 or used > total:
+    ranks = ranks_of(body)
+    running, waiting = total(ranks, "num_running_reqs"), total(ranks, "num_waiting_reqs")
+    used, capacity = total(ranks, "num_used_tokens"), total(ranks, "max_total_num_tokens")
+    uncached = total(ranks, "num_waiting_uncached_tokens", 0)
+    if capacity == 0 or used > capacity:
         raise Unreadable("reports more KV in use than it has")
     return ReplicaReading(
         in_flight=max(running + waiting, 1 if used + uncached else 0),
         queued=waiting,
         kv_used_tokens=used,
-        kv_total_tokens=total,
+        kv_total_tokens=capacity,
         idle=running + waiting + used + uncached == 0,
     )

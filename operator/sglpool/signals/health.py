@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from sglpool.plan.verdicts import Sample
-from sglpool.signals.fields import Unreadable, count, objects, parse_object
+from sglpool.signals.fields import Unreadable, parse_object
 from sglpool.signals.http import Web
+from sglpool.signals.loads import LOADS_PATH, ranks_of, total
 from sglpool.signals.reading import Endpoint
 
-LOADS_PATH = "/v1/loads?include=core"
 METRICS_PATH = "/metrics"
 LIMIT_S = 10.0
 """Longest time for a pool: whoever has not answered by then has no sample."""
@@ -86,21 +86,17 @@ def parse_loads(body: bytes, *, at_s: float) -> Sample:
     Raises:
         Unreadable: It is not what an engine says.
     """
-    ranks = objects(parse_object(body), "loads")
-    if not ranks:
-        raise Unreadable("reports no rank in /v1/loads")
-    running, waiting, total = (
-        sum(count(rank, name) for rank in ranks)
-        for name in ("num_running_reqs", "num_waiting_reqs", "max_total_num_tokens")
-    )
-    if total == 0:
+    ranks = ranks_of(parse_object(body))
+    running, waiting = total(ranks, "num_running_reqs"), total(ranks, "num_waiting_reqs")
+    capacity = total(ranks, "max_total_num_tokens")
+    if capacity == 0:
         raise Unreadable("reports no KV pool")
     return Sample(
         at_s=at_s,
         requests=running + waiting,
-        waiting_tokens=sum(count(rank, "num_waiting_uncached_tokens", 0) for rank in ranks),
-        kv_total_tokens=total,
-        progress=tuple(float(sum(count(rank, name, 0) for rank in ranks)) for name in _LOAD_PROGRESS),
+        waiting_tokens=total(ranks, "num_waiting_uncached_tokens", 0),
+        kv_total_tokens=capacity,
+        progress=tuple(float(total(ranks, name, 0)) for name in _LOAD_PROGRESS),
     )
 
 
