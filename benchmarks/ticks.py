@@ -11,6 +11,7 @@ import time
 from multiprocessing.connection import Connection
 
 from benchmarks.common import Row
+from benchmarks.pools import NAMESPACE, pool_manifest
 
 from sglpool.api import names
 from sglpool.api.base import Manifest
@@ -27,7 +28,7 @@ from sglpool.sizing.pools import size_pool
 POOLS, AT_A_TIME = 1000, 64
 REPLICAS, GOAL_S = (4, 20), 1.0
 """Replicas of a pool, and the goal in seconds of CPU."""
-NAMESPACE, LONG_AGO = "bench", "2026-01-01T00:00:00Z"
+LONG_AGO = "2026-01-01T00:00:00Z"
 START_LIMIT_S = 30.0
 
 
@@ -150,15 +151,12 @@ def _state(number: int, replicas: int) -> bytes:
 
 
 def _pool(number: int) -> Manifest:
-    source = {"huggingFace": {"repo": "nvidia/Kimi-K2.6-NVFP4", "revision": "0" * 40}}
-    spec = {
-        "model": {"name": "kimi", "profile": "kimi-k2.6-nvfp4", "contextLength": 262_144, "source": source},
-        "tensorParallelSize": 4,
-        "gpus": [{"type": "B200", "memFractionStaticPercent": 90, "targetRunningRequests": 3}],
-        "kvCache": {"dtype": "fp8_e4m3"},
-        "autoscaling": {"minReplicas": 1, "maxReplicas": 40},
-    }
-    return {"metadata": {"name": f"pool-{number}", "namespace": NAMESPACE, "uid": f"uid-{number}"}, "spec": spec}
+    """The usual pool of the benchmarks, but autoscaled and with a router."""
+    manifest = pool_manifest(f"pool-{number}")
+    manifest["metadata"]["uid"] = f"uid-{number}"
+    spec = {name: value for name, value in manifest["spec"].items() if name not in {"replicas", "router"}}
+    spec["gpus"] = [{"type": "B200", "memFractionStaticPercent": 90, "targetRunningRequests": 3}]
+    return manifest | {"spec": spec | {"autoscaling": {"minReplicas": 1, "maxReplicas": 40}}}
 
 
 def _metadata(number: int, name: str, uid: str, component: str, owner: str) -> Manifest:
