@@ -22,6 +22,18 @@ TLS_SECRET = "endpoint"
 HANG_LIMIT_S = 30
 """A thread of Envoy's that has not turned for so long hangs: its longest work, a body's fingerprint, takes far less."""
 
+_COUNTED = (
+    r"http\.serving\.downstream_(rq|cx)_(total|active|[1-5]xx|time|rx_reset|tx_reset|idle_timeout|overload_close)",
+    rf"cluster\.{names.CLUSTER_NAME}\.(membership_(total|healthy)|ext_authz\.(ok|denied|error|failure_mode_allowed))",
+    rf"cluster\.({names.CLUSTER_NAME}|picker)\.upstream_cx_(total|active|connect_fail)",
+    rf"cluster\.({names.CLUSTER_NAME}|picker)\.upstream_rq_(total|active|pending_overflow|retry|timeout)",
+    r"server\.(uptime|concurrency|memory_physical_size|total_connections)",
+)
+"""Envoy's names of what `docs/metrics.md` lists; of many hundreds, a handful that somebody looks at."""
+
+METRICS_PATH = f"/stats/prometheus?filter=^({'|'.join(_COUNTED)})$"
+"""Where Envoy's admin shows them."""
+
 
 def bootstrap(shape: RouterShape) -> str:
     """The bootstrap as YAML."""
@@ -35,6 +47,7 @@ def bootstrap(shape: RouterShape) -> str:
         destination=names.HEADER_DESTINATION,
         buffer_bytes=BUFFER_BYTES,
         hang_limit_s=HANG_LIMIT_S,
+        metrics_path=METRICS_PATH,
     )
 
 

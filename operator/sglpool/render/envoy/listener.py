@@ -71,6 +71,8 @@ def _manager(shape: RouterShape, api_keys: Mapping[str, str]) -> dict[str, Any]:
         "common_http_protocol_options": {"idle_timeout": "600s"},
         "request_headers_timeout": "30s",
         "stream_idle_timeout": f"{shape.stream_idle_timeout_s}s",
+        # A client's own id of a request reaches the engine, as its traceparent does: one id in every log.
+        "preserve_external_request_id": True,
         "always_set_request_id_in_response": True,
         "access_log": [_access_log(shape)],
         "local_reply_config": replies.LOCAL_REPLIES,
