@@ -1,14 +1,21 @@
 """The operator's own metrics, with controller-runtime's names where it has one.
 
-Not here: the HTTP endpoint (`http`).
+Every one is described in `docs/metrics.md`. Not here: the HTTP endpoint (`http`), what the case is with pools
+(`poolfigures`).
 """
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from collections.abc import Mapping, Sequence
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.process_collector import ProcessCollector
+
+from sglpool import __version__
+from sglpool.api import names
 from sglpool.api.base import Manifest
 from sglpool.api.pool import Pool
-
-_CONDITIONS = ("Ready", "Feasible", "Scheduled", "Stalled")
+from sglpool.controller.poolfigures import PoolFigures
+from sglpool.plan import DeleteObject, MarkPod, Observed, ObservedPod, ReplicaLoad, Scale, Step
+from sglpool.plan.drain import IDLE_READS
 
 
 class Metrics:
@@ -16,6 +23,11 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.pools = PoolFigures()
+        self.registry.register(self.pools)
+        build = Gauge("sglpool_build_info", "Version of the operator: always 1.", ("version",), registry=self.registry)
+        build.labels(__version__).set(1)
         self.requests = Counter(
             "sglpool_api_requests",
             "Requests to the API server by verb, resource and status code; 0 means no answer.",
@@ -36,18 +48,6 @@ class Metrics:
             "Duration of a reconcile by its outcome.",
             ("result",),
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30),
-            registry=self.registry,
-        )
-        self.condition = Gauge(
-            "sglpool_pool_condition",
-            "Conditions of each pool: 1 for True, 0 for False, -1 for Unknown.",
-            ("namespace", "pool", "type"),
-            registry=self.registry,
-        )
-        self.replicas = Gauge(
-            "sglpool_pool_replicas",
-            "Replicas of each pool by state: wanted, ready.",
-            ("namespace", "pool", "state"),
             registry=self.registry,
         )
         self.resync = Gauge(
@@ -88,6 +88,17 @@ class Metrics:
             ("ailment",),
             registry=self.registry,
         )
+        self.drains = self._of_pools("drains", "Replicas that began to be emptied.")
+        self.removed = self._of_pools(
+            "removed_replicas",
+            "Ready replicas that were taken away: empty, or late, with work left or nothing known of it.",
+            "end",
+        )
+        self.cut = self._of_pools("cut_requests", "Requests that were under way on replicas that were taken away.")
+        self.lost = self._of_pools("lost_replicas", "Replicas whose node was gone or not ready any more.", "gpu")
+
+    def _of_pools(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"sglpool_pool_{name}", text, ("namespace", "pool", *labels), registry=self.registry)
 
     def observe_signals(self, key: tuple[str, str], *, missing: int, age_s: float) -> None:
         """Record how good the last reading of a pool was."""
@@ -105,18 +116,55 @@ class Metrics:
 
     def observe_pool(self, pool: Pool, status: Manifest) -> None:
         """Record what the status of a pool says."""
-        stored = {c["type"]: c["status"] for c in status["conditions"]}
-        for kind in _CONDITIONS:
-            value = {"True": 1, "False": 0, "Unknown": -1}[stored.get(kind, "False")]
-            self.condition.labels(pool.namespace, pool.name, kind).set(value)
-        wanted = sum(gpu["desired"] for gpu in status["gpus"])
-        self.replicas.labels(pool.namespace, pool.name, "wanted").set(wanted)
-        self.replicas.labels(pool.namespace, pool.name, "ready").set(status["readyReplicas"])
+        self.pools.put(pool, status)
+        for family in (self.drains, self.cut):
+            family.labels(pool.namespace, pool.name)
+        for end in ("empty", "late"):
+            self.removed.labels(pool.namespace, pool.name, end)
+        for gpu in pool.spec.gpus:
+            self.lost.labels(pool.namespace, pool.name, gpu.type)
+
+    def observe_steps(
+        self, pool: Pool, done: Sequence[Step], observed: Observed, loads: Mapping[str, ReplicaLoad]
+    ) -> None:
+        """Count what was done to replicas.
+
+        Args:
+            pool: The pool.
+            done: Steps that were carried out.
+            observed: The objects that they were planned from.
+            loads: What replicas had to do, by uid.
+        """
+        key = (pool.namespace, pool.name)
+        by_name = {pod.name: pod for pod in observed.pods}
+        for step in done:
+            if isinstance(step, MarkPod) and step.annotations.get(names.ANNOTATION_DRAINING) is not None:
+                self.drains.labels(*key).inc()
+            if isinstance(step, DeleteObject) and step.kind == "Pod" and step.name in by_name:
+                pod = by_name[step.name]
+                if _is_lost(pod, observed):
+                    self.lost.labels(*key, pod.gpu_type).inc()
+            if isinstance(step, Scale | DeleteObject) and step.drained is not None:
+                self.cut.labels(*key).inc(step.drained.requests)
+                for pod in (by_name[name] for name in step.drained.pods if name in by_name):
+                    if pod.ready:
+                        self.removed.labels(*key, _end(loads.get(pod.uid))).inc()
 
     def forget_pool(self, key: tuple[str, str]) -> None:
         """Drop the series of a pool that is gone."""
         own = {"namespace": key[0], "pool": key[1]}
-        self.condition.remove_by_labels(own)
-        self.replicas.remove_by_labels(own)
+        self.pools.forget(key)
+        for family in (self.drains, self.removed, self.cut, self.lost):
+            family.remove_by_labels(own)
         self.missing_samples.remove_by_labels(own)
         self.signal_age.remove_by_labels(own)
+
+
+def _is_lost(pod: ObservedPod, observed: Observed) -> bool:
+    node = (observed.nodes or {}).get(pod.node)
+    return node is not None and not node.ready
+
+
+def _end(load: ReplicaLoad | None) -> str:
+    """How a ready replica was when it was taken away."""
+    return "empty" if load is not None and load.fresh and load.idle_reads >= IDLE_READS else "late"

@@ -141,6 +141,7 @@ class Reconciler:
             )
             outcome = await self._executor.run(pool, plan)
             done += outcome.done
+            self._metrics.observe_steps(pool, outcome.done, observed, view.loads)
             if not outcome.look_again:
                 break
         refusals, look_again_s = await self._refusals.read(pool, self._store.observed(key, {}))

@@ -1,4 +1,4 @@
-"""The picker's figures for Prometheus.
+"""The picker's figures for Prometheus; every one is described in `docs/metrics.md`.
 
 What happens is counted where it happens; what is the case (load, homes) is read off the ledger when somebody asks
 (`gauges`). Not here: the endpoint (`endpoint`).
@@ -6,8 +6,10 @@ What happens is counted where it happens; what is the case (load, homes) is read
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.process_collector import ProcessCollector
 
+from sglpool import __version__
 from sglpool.routing.types import Decision, Outcome, Rule
 
 DECISION_BUCKETS_S = (0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.02, 0.1)
@@ -18,6 +20,9 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        name, text = "sglpool_router_build_info", "Version of the picker: always 1."
+        Gauge(name, text, ("version",), registry=self.registry).labels(__version__).set(1)
         decisions = self._counter("decisions", "Picks by the rule that decided.", "rule")
         self._decisions = {rule: decisions.labels(rule.value) for rule in Rule}
         self._moves = self._counter("moves", "Conversations that got another home, by whether they had to.", "forced")
