@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglpool.plan import DeleteObject, Drained, MarkPod, Scale
+from sglpool.api import names
+from sglpool.plan import DeleteObject, Drained, Leave, MarkPod, Scale
 from sglpool.plan.gate import rollout_hold
 from support.model_world import GATE, World
 
@@ -47,6 +48,28 @@ def test_load_that_returns_cancels_a_drain():
     world.settle()
     assert {p.uid for p in world.pods()} == running
     assert not any(p.draining for p in world.pods())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 6), st.lists(st.integers(0, 9), max_size=6), st.sets(st.integers(0, 12)))
+def test_an_operator_that_starts_anew_goes_on_with_what_the_autoscaler_wanted(before, wanted, patience, restarts):
+    """It has decided nothing yet, so the size stands on the marks alone, and so do the deadlines."""
+    world = World()
+    world.edit(replicas=None, autoscaling={"minReplicas": 1, "maxReplicas": 9})
+    for _ in range(8):
+        world.round(wanted={"B200": before})
+    for pod, ticks in zip(world.pods(), patience, strict=False):
+        world.cluster.work(pod, patience=ticks)
+    after = max(min(wanted, before), 1)
+    world.round(wanted={"B200": after})
+    deadlines: dict[str, str] = {}
+    for number in range(20):
+        plan = world.round(**({} if number in restarts else {"wanted": {"B200": after}}))
+        assert plan.desired == {"B200": after}
+        assert not [s for s in plan.steps if isinstance(s, MarkPod)], "it was marked, and stays so"
+        now = {p.uid: p.annotations[names.ANNOTATION_DRAIN_DEADLINE] for p in world.pods() if p.draining}
+        assert all(deadlines.setdefault(uid, text) == text for uid, text in now.items())
+    assert len(world.pods()) == after
 
 
 def test_a_lowered_size_says_what_went_with_it():
@@ -219,7 +242,7 @@ def test_an_unhealthy_replica_is_replaced_also_when_it_is_the_only_one():
         world.cluster.work(sick, patience=1)
         reasons = []
         for _ in range(20):
-            plan = world.plan(unhealthy={sick.uid: "its accept length is 1.02"})
+            plan = world.plan(unhealthy={sick.uid: Leave(reason="its accept length is 1.02")})
             reasons += [s.reason for s in plan.steps if isinstance(s, DeleteObject | MarkPod)]
             world.cluster.carry_out(world.pool, plan)
             world.cluster.tick()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglpool.plan import DeleteObject, MarkPod
+from sglpool.plan import DeleteObject, Leave, MarkPod
 from support.model_world import ROUNDS, World
 
 
@@ -13,7 +13,7 @@ def replace_unhealthy(world: World, uids: set[str]) -> list[DeleteObject]:
     """Bring the world forward until the replicas of these pods were replaced; returns what was deleted."""
     deleted: list[DeleteObject] = []
     for _ in range(ROUNDS):
-        ill = {uid: "its accept length was 1.02" for uid in uids if uid in {p.uid for p in world.pods()}}
+        ill = {uid: Leave(reason="its accept length was 1.02") for uid in uids if uid in {p.uid for p in world.pods()}}
         plan = world.plan(unhealthy=ill)
         deleted += [step for step in plan.steps if isinstance(step, DeleteObject)]
         world.cluster.carry_out(world.pool, plan)
@@ -54,7 +54,7 @@ def test_one_unhealthy_replica_leaves_the_others_unmarked():
     for pod in world.pods():
         world.cluster.work(pod, patience=9)
     ill = world.pods()[1]
-    steps = world.plan(unhealthy={ill.uid: "why"}).steps
+    steps = world.plan(unhealthy={ill.uid: Leave(reason="why")}).steps
     assert [(type(step), step.name, step.reason) for step in steps if isinstance(step, MarkPod)] == [
         (MarkPod, ill.name, "why")
     ]
@@ -67,7 +67,7 @@ def test_a_verdict_that_does_not_hold_any_more_cancels_the_drain():
     for pod in world.pods():
         world.cluster.work(pod, patience=99)
     ill, before = world.pods()[1], {pod.uid for pod in world.pods()}
-    world.cluster.carry_out(world.pool, world.plan(unhealthy={ill.uid: "why"}))
+    world.cluster.carry_out(world.pool, world.plan(unhealthy={ill.uid: Leave(reason="why")}))
     world.cluster.tick()
     assert [pod.name for pod in world.pods() if pod.draining] == [ill.name]
     world.settle()
@@ -80,7 +80,7 @@ def test_an_unhealthy_replica_waits_while_another_one_is_away():
     world.settle()
     world.cluster.restart(world.pods()[0])
     ill = world.pods()[2]
-    assert world.plan(unhealthy={ill.uid: "why"}).steps == ()
+    assert world.plan(unhealthy={ill.uid: Leave(reason="why")}).steps == ()
 
 
 def test_the_only_replica_is_replaced_without_a_wait_that_would_help_nobody():
@@ -89,7 +89,9 @@ def test_the_only_replica_is_replaced_without_a_wait_that_would_help_nobody():
     world.settle()
     [ill] = world.pods()
     world.cluster.work(ill, patience=99)
-    assert [(type(s), s.name) for s in world.plan(unhealthy={ill.uid: "why"}).steps] == [(DeleteObject, ill.name)]
+    assert [(type(s), s.name) for s in world.plan(unhealthy={ill.uid: Leave(reason="why")}).steps] == [
+        (DeleteObject, ill.name)
+    ]
 
 
 @settings(max_examples=20, deadline=None)
@@ -109,4 +111,4 @@ def test_a_parked_or_unknown_pod_is_nobodys():
     world = World()
     world.edit(replicas=0)
     world.settle()
-    assert world.plan(unhealthy={"somebody": "why"}).steps == ()
+    assert world.plan(unhealthy={"somebody": Leave(reason="why")}).steps == ()

@@ -44,6 +44,7 @@ class World:
 
     def edit(self, rollout: pools.Json | None = None, **spec: Any) -> None:
         self.manifest["spec"].update(spec)
+        self.manifest["spec"] = {field: value for field, value in self.manifest["spec"].items() if value is not None}
         merged = {**self.manifest["spec"]["rollout"], **(rollout or {})}
         self.manifest["spec"]["rollout"] = {k: v for k, v in merged.items() if v is not None}
         self.cluster.max_unavailable = self.pool.spec.rollout.max_unavailable
@@ -65,8 +66,8 @@ class World:
         cluster = self.cluster
         return make_plan(self.pool, self.sized, cluster.observe(), loads=cluster.loads(), now_s=cluster.now_s, **more)
 
-    def round(self) -> Plan:
-        plan = self.plan()
+    def round(self, **more: Any) -> Plan:
+        plan = self.plan(**more)
         self.cluster.carry_out(self.pool, plan)
         self.cluster.tick()
         return plan

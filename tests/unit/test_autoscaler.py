@@ -16,6 +16,7 @@ from sglpool.controller.loadview import FIRST_POLL_S, ROUTER_PATIENCE_S, Subject
 from sglpool.controller.metrics import Metrics
 from sglpool.controller.store import PoolKey, Store
 from sglpool.plan import Observed
+from sglpool.plan.drain import CAUSE_SIZE
 from sglpool.scaling import Reason
 from sglpool.signals import Reading, ReplicaReading, Target
 from support import pools
@@ -94,7 +95,11 @@ class Scene:
             }
         )
         for ordinal in range(replicas):
-            marks = {names.ANNOTATION_DRAINING: "true"} if ordinal in draining else {}
+            marks = (
+                {names.ANNOTATION_DRAINING: "true", names.ANNOTATION_DRAIN_CAUSE: CAUSE_SIZE}
+                if ordinal in draining
+                else {}
+            )
             metadata = {
                 **meta,
                 "name": f"{name}-b200-{ordinal}",
@@ -130,6 +135,23 @@ def test_load_above_target_asks_for_replicas_at_once(in_virtual_time):
         wanted = scene.autoscaler.view(KEY).wanted
         assert wanted is not None
         assert wanted["B200"] > 1
+
+    in_virtual_time(scenario())
+
+
+def test_the_first_decision_after_a_restart_goes_on_with_the_drain_under_way(in_virtual_time):
+    async def scenario():
+        scene = Scene()
+        scene.put(4, draining=(2, 3))
+        scene.follow()
+        scene.reader.answer = reading(4.0, replicas={f"pod-{n}": replica(in_flight=1) for n in range(4)})
+        await scene.tick()
+        assert scene.autoscaler.view(KEY).wanted == {"B200": 2}
+        scene.reader.answer = reading(14.0, replicas={f"pod-{n}": replica(in_flight=4) for n in range(4)})
+        await scene.tick(20)
+        wanted = scene.autoscaler.view(KEY).wanted
+        assert wanted is not None
+        assert wanted["B200"] >= 4, "load that returns cancels it"
 
     in_virtual_time(scenario())
 

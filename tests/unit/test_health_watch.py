@@ -15,6 +15,7 @@ from sglpool.api import names
 from sglpool.controller.health import INTERVAL_S, MAX_LOOKS, HealthWatch
 from sglpool.controller.metrics import Metrics
 from sglpool.controller.store import PoolKey, Store
+from sglpool.plan import Leave
 from sglpool.plan.verdicts import Sample
 from sglpool.signals import Endpoint
 from sglpool.signals.fields import Unreadable
@@ -54,7 +55,9 @@ class Scene:
             clock_speed=clock_speed,
         )
 
-    def put(self, ready: Sequence[bool] = (True, True, True), *, name: str = "kimi") -> None:
+    def put(
+        self, ready: Sequence[bool] = (True, True, True), *, name: str = "kimi", marks: dict[int, Leave] | None = None
+    ) -> None:
         """A StatefulSet and its pods."""
         self.versions += 1
         labels = {names.LABEL_POOL: name, names.LABEL_GPU: "B200", names.LABEL_COMPONENT: names.COMPONENT_ENGINE}
@@ -66,6 +69,12 @@ class Scene:
             owner = {"controller": True, "uid": f"sts-{name}", "kind": "StatefulSet", "name": name}
             pod = f"{name}-b200-{ordinal}"
             metadata = {**meta, "name": pod, "uid": pod, "creationTimestamp": LONG_AGO, "ownerReferences": [owner]}
+            if marks and (why := marks.get(ordinal)) is not None:
+                metadata["annotations"] = {
+                    names.ANNOTATION_DRAINING: "true",
+                    names.ANNOTATION_DRAIN_CAUSE: why.cause,
+                    names.ANNOTATION_DRAIN_REASON: why.reason,
+                }
             condition = {"type": "Ready", "status": str(is_ready), "lastTransitionTime": LONG_AGO}
             status = {"conditions": [condition], "podIP": "1.2.3.4"}
             self.store.put_pod({"metadata": metadata, "spec": {"nodeName": "n"}, "status": status})
@@ -116,6 +125,28 @@ def test_a_finding_asks_for_one_reconcile_and_is_news_once(in_virtual_time):
             await scene.live(10)
             assert scene.asked == [KEY, KEY]
             assert scene.watch.view(KEY).findings == ()
+
+    in_virtual_time(scenario())
+
+
+def test_a_finding_outlives_the_operator_and_is_no_news_to_the_next_one(in_virtual_time):
+    async def scenario():
+        first = Scene()
+        first.put()
+        first.engines.engines["kimi-b200-1"].accept_length = 1.0
+        async with first.watch:
+            first.follow()
+            await first.live(10)
+            found = first.watch.view(KEY).unhealthy
+        second = Scene()
+        second.put(marks={1: found["kimi-b200-1"]})
+        second.engines.engines["kimi-b200-1"].accept_length = 1.0
+        async with second.watch:
+            second.follow()
+            assert second.watch.view(KEY).unhealthy == found
+            assert second.watch.news(KEY) == []
+            await second.live(10)
+            assert second.watch.view(KEY).unhealthy == found
 
     in_virtual_time(scenario())
 

@@ -8,7 +8,17 @@ import pytest
 
 from sglpool.api import names
 from sglpool.plan import MarkPod, ReplicaLoad
-from sglpool.plan.drain import Moment, drained, mark_steps, may_go, next_deadline_s
+from sglpool.plan.drain import (
+    CAUSE_FEW_GPUS,
+    CAUSE_SIZE,
+    Leave,
+    Moment,
+    drained,
+    kept_replicas,
+    mark_steps,
+    may_go,
+    next_deadline_s,
+)
 from sglpool.plan.observed import ObservedPod
 from support.observed import observed_pod
 
@@ -67,18 +77,32 @@ def test_a_replica_goes_when(pod, moment, goes):
 def test_marks_are_set_once_and_removed_when_the_reason_is_gone():
     fresh, marked, other = observed_pod(0), replace(POD, uid="marked"), replace(POD, uid="other")
     ending = observed_pod(2, uid="ending", ready=False, terminating=True)
-    steps = mark_steps([fresh, marked, other, ending], {p.uid: "why" for p in (fresh, marked, ending)}, at())
+    steps = mark_steps(
+        [fresh, marked, other, ending], {p.uid: Leave(reason="why") for p in (fresh, marked, ending)}, at()
+    )
     assert steps == [
         MarkPod(
             name=fresh.name,
             uid=fresh.uid,
-            annotations={names.ANNOTATION_DRAINING: "true", names.ANNOTATION_DRAIN_DEADLINE: "10900"},
+            annotations={
+                names.ANNOTATION_DRAINING: "true",
+                names.ANNOTATION_DRAIN_DEADLINE: "10900",
+                names.ANNOTATION_DRAIN_REASON: "why",
+                names.ANNOTATION_DRAIN_CAUSE: None,
+            },
             reason="why",
         ),
         MarkPod(
             name=other.name,
             uid="other",
-            annotations={names.ANNOTATION_DRAINING: None, names.ANNOTATION_DRAIN_DEADLINE: None},
+            annotations=dict.fromkeys(
+                (
+                    names.ANNOTATION_DRAINING,
+                    names.ANNOTATION_DRAIN_DEADLINE,
+                    names.ANNOTATION_DRAIN_REASON,
+                    names.ANNOTATION_DRAIN_CAUSE,
+                )
+            ),
             reason="it is wanted again",
         ),
     ]
@@ -89,8 +113,34 @@ def test_a_deadline_that_cannot_be_right_is_set_anew(deadline_s):
     """A clock that was set back, a shorter drainTimeout, somebody's hand."""
     pod = replace(POD, drain_deadline_s=deadline_s)
     assert not may_go(pod, at(IDLE))
-    [step] = mark_steps([pod], {pod.uid: "why"}, at())
+    [step] = mark_steps([pod], {pod.uid: Leave(reason="why")}, at())
     assert step.annotations[names.ANNOTATION_DRAIN_DEADLINE] == "10900"
+
+
+def test_a_mark_whose_cause_changes_says_so_and_keeps_its_deadline():
+    pod = replace(POD, drain_cause=CAUSE_SIZE)
+    assert mark_steps([pod], {pod.uid: Leave(reason="why", cause=CAUSE_SIZE)}, at()) == []
+    [step] = mark_steps([pod], {pod.uid: Leave(reason="a GPU less", cause=CAUSE_FEW_GPUS)}, at())
+    assert step.annotations == {
+        names.ANNOTATION_DRAIN_REASON: "a GPU less",
+        names.ANNOTATION_DRAIN_CAUSE: CAUSE_FEW_GPUS,
+    }
+
+
+@pytest.mark.parametrize(
+    ("causes", "kept"),
+    [
+        pytest.param(["", "", CAUSE_SIZE, CAUSE_SIZE], 2, id="the highest"),
+        pytest.param(["", CAUSE_SIZE, "", CAUSE_SIZE], 3, id="one below another that stays"),
+        pytest.param(["", "", "", CAUSE_FEW_GPUS], 4, id="for another reason: it comes back"),
+        pytest.param([CAUSE_SIZE] * 4, 0, id="all"),
+        pytest.param([], 4, id="no pods at all"),
+    ],
+)
+def test_the_size_that_was_wanted_stands_on_the_marks(causes, kept):
+    pods = [replace(POD, ordinal=ordinal, drain_cause=cause) for ordinal, cause in enumerate(causes)]
+    assert kept_replicas(4, pods) == kept
+    assert kept_replicas(4, [replace(pod, draining=False) for pod in pods]) == 4
 
 
 @pytest.mark.parametrize("text", ["soon", "", "-1", "1e9", "nan", "9" * 400])
@@ -101,7 +151,7 @@ def test_a_deadline_that_is_no_number_of_seconds_is_none(text):
 
 def test_nothing_is_marked_where_nobody_reads_loads():
     blind = replace(at(), loads=None)
-    assert mark_steps([observed_pod(0)], {"pod-B200-0": "why"}, blind) == []
+    assert mark_steps([observed_pod(0)], {"pod-B200-0": Leave(reason="why")}, blind) == []
     assert drained([POD], blind) is None
 
 

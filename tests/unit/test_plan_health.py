@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglpool.plan.health import AGAIN_S, RETURN_S, judge
+from sglpool.plan.health import AGAIN_S, RETURN_S, judge, recall
 from sglpool.plan.verdicts import MAX_GAP_S, MAX_POINTS, Ailment, Sample
 from support.observed import observed_pod
 from support.vitals import KV_TOKENS, MINUTE_S, Ward
@@ -30,6 +30,59 @@ def test_a_collapsed_accept_length_is_found_in_the_sixth_minute_with_its_figures
         "kimi-b200-1 is unhealthy: its accept length was 1.02 over the last 300 s (3,000 verify calls)."
     ]
     assert ward.health.unhealthy.keys() == {"pod-B200-1"}
+
+
+@pytest.mark.parametrize("ailment", [*Ailment])
+def test_the_next_operator_goes_on_with_what_was_found(ailment):
+    ward = Ward.of()
+    ill = ward.engines[1]
+    ward.live(MINUTE_S)
+    if ailment == Ailment.ACCEPT_LENGTH_COLLAPSED:
+        ill.accept_length = 1.0
+    elif ailment == Ailment.NO_TOKENS:
+        ill.stuck = True
+    else:
+        ill.kv_tokens //= 2
+    found = ward.live(10 * MINUTE_S).unhealthy
+    [why] = found.values()
+    ill.pod = replace(ill.pod, draining=True, drain_cause=why.cause, drain_reason=why.reason)
+
+    ward.health, ward.memory = recall([one.pod for one in ward.engines], ward.now_s)
+    assert ward.health.unhealthy == found, "before anybody was asked"
+    ward.live(10 * MINUTE_S, until=lambda health: health.unhealthy != found)
+    assert ward.health.unhealthy == found
+    others = [one.pod.uid for one in ward.engines if one is not ill]
+    assert not ward.health.unhealthy.keys() & others
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"drain_cause": "Size"},
+        {"drain_cause": "Unhealthy/NoTokens"},
+        {"drain_cause": "Unhealthy/Sneezing/0"},
+        {"draining": False},
+        {"terminating": True},
+    ],
+)
+def test_other_marks_are_no_verdict(changes):
+    pod = observed_pod(0, **{"draining": True, "drain_cause": "Unhealthy/NoTokens/0", **changes})
+    assert recall([pod], 0.0)[0].findings == ()
+
+
+def test_a_former_verdict_is_dropped_when_its_engine_has_started_again_or_computes_again():
+    for change in ("restarted", "computes", "nothing to do"):
+        ward = Ward.of()
+        ill = ward.engines[1]
+        ill.pod = replace(ill.pod, draining=True, drain_cause="Unhealthy/NoTokens/0", drain_reason="it does nothing")
+        ward.health, ward.memory = recall([one.pod for one in ward.engines], ward.now_s)
+        assert ward.health.unhealthy.keys() == {ill.pod.uid}
+        if change == "restarted":
+            ill.restart()
+        elif change == "nothing to do":
+            ill.requests = 0
+        ward.live(2 * MINUTE_S)
+        assert not ward.health.findings, change
 
 
 def test_the_window_moves():
@@ -145,7 +198,8 @@ def test_a_long_prompt_that_is_read_chunk_by_chunk_is_progress_and_one_that_is_n
     for minute in range(10, 13):
         at_s = minute * MINUTE_S
         health, ward.memory = judge([pod], {pod.uid: prompt(at_s, 1.0)}, ward.memory, at_s, speculative=False)
-    assert health.unhealthy == {pod.uid: "it has computed no token in 120 s with a prompt of 100,000 tokens to answer"}
+    words = "it has computed no token in 120 s with a prompt of 100,000 tokens to answer"
+    assert {uid: why.reason for uid, why in health.unhealthy.items()} == {pod.uid: words}
 
 
 def test_a_kv_pool_that_shrank_at_a_restart():

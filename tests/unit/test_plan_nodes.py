@@ -79,6 +79,15 @@ def test_a_node_short_of_gpus_gives_up_who_is_not_ready_and_then_the_highest_ord
     assert not evictions(POOL, seen(*pods, nodes=short), now_s=NOW_S)
 
 
+def test_a_drain_for_want_of_gpus_outlives_the_operator_that_began_it():
+    """Since when GPUs are missing is not known to the next one; that it was long enough is."""
+    pods = [observed_pod(0), observed_pod(1, draining=True, drain_cause="FewGPUs")]
+    nodes = {"n": node(gpus=7, gpus_since_s=NOW_S)}
+    assert evictions(POOL, seen(*pods, nodes=nodes), now_s=NOW_S).keys() == {pods[1].uid}
+    nodes = {"n": node(gpus=8, gpus_since_s=NOW_S)}
+    assert not evictions(POOL, seen(*pods, nodes=nodes), now_s=NOW_S)
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"gpus": 8}, {"gpus": None}, {"gpus": 4, "gpus_since_s": NOW_S - 59}, {"gpus": 0, "ready": False}],

@@ -1,8 +1,8 @@
 """The watch over engines that pass their probes and still do badly: once a minute every pool's replicas are asked.
 
 A finding asks for a reconcile, which empties and replaces the replica; that is all that leaves this module. What is
-known lives in memory: losing it costs minutes of watching, and cancels what was being emptied for a finding. Not here:
-judging (`plan.health`), asking (`signals`), writing (`reconcile`).
+known lives in memory: losing it costs minutes of watching. What is being emptied for a finding stands on the pod, and
+is taken up from there. Not here: judging (`plan.health`), asking (`signals`), writing (`reconcile`).
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from sglpool.controller.metrics import Metrics
 from sglpool.controller.rounds import Rounds
 from sglpool.controller.store import PoolKey, Store
 from sglpool.plan import Observed, ObservedPod
-from sglpool.plan.health import Finding, Health, HealthMemory, judge
+from sglpool.plan.health import Finding, Health, HealthMemory, judge, recall
 from sglpool.plan.verdicts import Sample
 from sglpool.signals import Endpoint
 from sglpool.signals.health import read_samples
@@ -126,7 +126,9 @@ class HealthWatch:
             watched.speculative = speculative
             return
         self.forget(key)
-        self._watched[key] = _Watched(uid=pool.uid, speculative=speculative)
+        watched = self._watched[key] = _Watched(uid=pool.uid, speculative=speculative)
+        watched.health, watched.memory = recall(self._own_pods(key, watched), self._now_s())
+        watched.told = frozenset(_places(watched.health))
         self._rounds.every(key, INTERVAL_S / self._speed)
 
     def forget(self, key: PoolKey) -> None:
@@ -144,7 +146,7 @@ class HealthWatch:
         watched = self._watched.get(key)
         if watched is None:
             return []
-        findings = {(one.uid, str(one.verdict.ailment)): one for one in watched.health.findings}
+        findings = _places(watched.health)
         untold = [one for place, one in findings.items() if place not in watched.told]
         watched.told = frozenset(findings)
         for one in untold:
@@ -175,6 +177,11 @@ class HealthWatch:
     def _now_s(self) -> float:
         """The time that engines live in. It is never set back."""
         return asyncio.get_running_loop().time() * self._speed
+
+
+def _places(health: Health) -> dict[tuple[str, str], Finding]:
+    """Findings by what tells one from another."""
+    return {(one.uid, str(one.verdict.ailment)): one for one in health.findings}
 
 
 def _endpoint(pod: ObservedPod) -> Endpoint:

@@ -10,7 +10,7 @@ from sglpool.api import names
 from sglpool.api.pool import Pool
 from sglpool.plan import Observed, ObservedPod
 from sglpool.plan.autoscaling import Load, kv_percent, policy_of
-from sglpool.plan.drain import ReplicaLoad
+from sglpool.plan.drain import ReplicaLoad, kept_replicas
 from sglpool.render import has_router
 from sglpool.scaling import Policy, ReplicaSample, Signals, StartingReplica, TypeState
 from sglpool.signals import Endpoint, PrometheusAt, Reading, Target
@@ -111,7 +111,11 @@ def signals_of(
     policy = subject.policy
     uids = {s.uid for s in observed.statefulsets if s.owner_uid == subject.uid}
     pods = [pod for pod in observed.pods if pod.owner_uid in uids]
-    sizes = {s.gpu_type: s.replicas for s in observed.statefulsets if s.uid in uids}
+    sizes = {
+        s.gpu_type: kept_replicas(s.replicas, (pod for pod in pods if pod.owner_uid == s.uid))
+        for s in observed.statefulsets
+        if s.uid in uids
+    }
     serving = frozenset(pod.uid for pod in pods if _serves(pod, reading, now_s))
     return Signals(
         in_flight=reading.in_flight if subject.routed else None,

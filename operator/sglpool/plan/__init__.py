@@ -3,7 +3,7 @@
 `make_plan` is the entry. Nothing here does I/O or knows the time; applying a plan is `controller.execute`.
 """
 
-from sglpool.plan.drain import ReplicaLoad
+from sglpool.plan.drain import Leave, ReplicaLoad
 from sglpool.plan.observed import Observed, ObservedDeployment, ObservedPod, ObservedStatefulSet, Refusal
 from sglpool.plan.planner import Plan, make_plan
 from sglpool.plan.steps import (
@@ -33,6 +33,7 @@ __all__ = [
     "DeleteObject",
     "Drained",
     "EnsureChild",
+    "Leave",
     "MarkPod",
     "Observed",
     "ObservedDeployment",

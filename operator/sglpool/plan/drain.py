@@ -2,7 +2,9 @@
 
 A replica that has to go is marked on its pod, with a deadline; the router gives a marked one no new conversation and
 lets the others leave at their own pauses. The marks are all that is remembered: whoever looks at pods and readings
-comes to the same answer. Not here: which replicas have to go (`plan.planner`, `plan.rollout`, `plan.nodes`).
+comes to the same answer, an operator that has just started too. Where nothing but a former operator's memory said that
+a replica has to go, the mark says it. Not here: which replicas have to go (`plan.planner`, `plan.rollout`,
+`plan.nodes`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +18,27 @@ FRESH_S = 30.0
 """An older reading says nothing about whether a replica is idle: two ticks."""
 IDLE_READS = 2
 """Readings in a row in which nothing was there, before a replica counts as idle."""
+CAUSE_SIZE = "Size"
+"""A smaller size is wanted. What the autoscaler decided stands nowhere else."""
+CAUSE_FEW_GPUS = "FewGPUs"
+"""Its node has lost a GPU. For how long that has been so stands nowhere else."""
+CAUSE_UNHEALTHY = "Unhealthy"
+"""Followed by what is wrong, and in which run of the engine. Figures of the past stand nowhere else."""
+MAX_REASON = 400
+"""Characters of a reason on a mark."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """Why a replica has to go.
+
+    Attributes:
+        reason: In words.
+        cause: One of the causes above, empty where the cluster itself says why.
+    """
+
+    reason: str
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +126,20 @@ def _is_late(pod: ObservedPod, at: Moment, *, wait_s: float) -> bool:
     return deadline_s is not None and at.now_s >= deadline_s + wait_s
 
 
-def mark_steps(pods: Iterable[ObservedPod], leaving: Mapping[str, str], at: Moment) -> list[MarkPod]:
+def kept_replicas(replicas: int, pods: Iterable[ObservedPod]) -> int:
+    """The size that was wanted last: without the highest replicas that are being emptied for a smaller one.
+
+    Args:
+        replicas: Size of a StatefulSet.
+        pods: Its pods.
+    """
+    emptied = {pod.ordinal for pod in pods if pod.draining and pod.drain_cause == CAUSE_SIZE}
+    while replicas - 1 in emptied:
+        replicas -= 1
+    return replicas
+
+
+def mark_steps(pods: Iterable[ObservedPod], leaving: Mapping[str, Leave], at: Moment) -> list[MarkPod]:
     """Marks to set and to remove, so that exactly those that have to go carry one.
 
     Args:
@@ -116,20 +152,42 @@ def mark_steps(pods: Iterable[ObservedPod], leaving: Mapping[str, str], at: Mome
         if pod.terminating:
             continue
         if pod.uid in leaving and at.loads is not None:
+            why = leaving[pod.uid]
             if valid_deadline_s(pod, at) is None:
-                steps.append(_mark(pod, round(at.now_s + at.timeout_s), leaving[pod.uid]))
+                steps.append(_mark(pod, round(at.now_s + at.timeout_s), why))
+            elif pod.drain_cause != why.cause:
+                steps.append(MarkPod(name=pod.name, uid=pod.uid, annotations=_why(why), reason=why.reason))
         elif pod.draining:
-            steps.append(_mark(pod, None, "it is wanted again"))
+            steps.append(_unmark(pod))
     return steps
 
 
-def _mark(pod: ObservedPod, deadline_s: int | None, reason: str) -> MarkPod:
-    marked = deadline_s is not None
+def _mark(pod: ObservedPod, deadline_s: int, why: Leave) -> MarkPod:
     annotations = {
-        names.ANNOTATION_DRAINING: "true" if marked else None,
-        names.ANNOTATION_DRAIN_DEADLINE: str(deadline_s) if marked else None,
+        names.ANNOTATION_DRAINING: "true",
+        names.ANNOTATION_DRAIN_DEADLINE: str(deadline_s),
+        **_why(why),
     }
-    return MarkPod(name=pod.name, uid=pod.uid, annotations=annotations, reason=reason)
+    return MarkPod(name=pod.name, uid=pod.uid, annotations=annotations, reason=why.reason)
+
+
+def _why(why: Leave) -> dict[str, str | None]:
+    return {
+        names.ANNOTATION_DRAIN_REASON: why.reason[:MAX_REASON],
+        names.ANNOTATION_DRAIN_CAUSE: why.cause or None,
+    }
+
+
+def _unmark(pod: ObservedPod) -> MarkPod:
+    annotations = dict.fromkeys(
+        (
+            names.ANNOTATION_DRAINING,
+            names.ANNOTATION_DRAIN_DEADLINE,
+            names.ANNOTATION_DRAIN_REASON,
+            names.ANNOTATION_DRAIN_CAUSE,
+        )
+    )
+    return MarkPod(name=pod.name, uid=pod.uid, annotations=annotations, reason="it is wanted again")
 
 
 def drained(pods: Sequence[ObservedPod], at: Moment) -> Drained | None:

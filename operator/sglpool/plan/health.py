@@ -5,10 +5,11 @@ back after a replacement is tried again at growing intervals. Not here: what is 
 emptying and replacing it within `rollout.maxUnavailable` (`plan.settle`), GPUs that a node lost (`plan.nodes`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median_low
 
+from sglpool.plan.drain import CAUSE_UNHEALTHY, Leave
 from sglpool.plan.observed import ObservedPod
 from sglpool.plan.verdicts import FRESH_S, Ailment, ReplicaMemory, Sample, Verdict, observe
 
@@ -30,12 +31,19 @@ class Finding:
         name: Name of its pod.
         verdict: What is wrong with it.
         kept: Why it is not being replaced, empty if it is.
+        restarts: Restarts of its containers before the run of the engine that is judged.
     """
 
     uid: str
     name: str
     verdict: Verdict
     kept: str = ""
+    restarts: int = 0
+
+    @property
+    def leave(self) -> Leave:
+        """What the mark on its pod says; `recall` reads it."""
+        return Leave(reason=self.verdict.message, cause=f"{CAUSE_UNHEALTHY}/{self.verdict.ailment}/{self.restarts}")
 
     @property
     def sentence(self) -> str:
@@ -79,9 +87,30 @@ class Health:
     findings: tuple[Finding, ...] = ()
 
     @property
-    def unhealthy(self) -> dict[str, str]:
+    def unhealthy(self) -> dict[str, Leave]:
         """Why a replica is to be replaced, by uid: one at most."""
-        return {one.uid: one.verdict.message for one in self.findings if not one.kept}
+        return {one.uid: one.leave for one in self.findings if not one.kept}
+
+
+def recall(pods: Iterable[ObservedPod], now_s: float) -> tuple[Health, HealthMemory]:
+    """What a former operator found, as far as a replica is being emptied for it: its mark says what was wrong.
+
+    Args:
+        pods: Engine pods of a pool.
+        now_s: The time in which samples are dated.
+    """
+    for pod in sorted(pods, key=lambda pod: pod.name):
+        word, _, rest = pod.drain_cause.partition("/")
+        ailment, _, restarts = rest.partition("/")
+        if word != CAUSE_UNHEALTHY or ailment not in [*Ailment] or not restarts.isdecimal():
+            continue
+        if pod.terminating or not pod.draining:
+            continue
+        verdict = Verdict(ailment=Ailment(ailment), message=pod.drain_reason, at_s=now_s)
+        finding = Finding(uid=pod.uid, name=pod.name, verdict=verdict, restarts=int(restarts))
+        replica = ReplicaMemory(restarts=int(restarts), verdicts=(verdict,))
+        return Health(findings=(finding,)), HealthMemory(replicas={pod.uid: replica}, acting=(pod.uid, pod.name))
+    return Health(), HealthMemory()
 
 
 def judge(
@@ -169,7 +198,8 @@ def _choose(memory: HealthMemory, live: Mapping[str, ObservedPod], now_s: float)
             kept = f"{acting[1] if acting is not None else memory.awaited} is replaced first"
         if not kept:
             acting = (uid, name)
-        findings.append(Finding(uid=uid, name=name, verdict=verdict, kept=kept))
+        restarts = memory.replicas[uid].restarts
+        findings.append(Finding(uid=uid, name=name, verdict=verdict, kept=kept, restarts=restarts))
     findings.sort(key=lambda one: one.name)
     return Health(findings=tuple(findings)), replace(memory, acting=acting)
 

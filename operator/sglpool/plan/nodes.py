@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sglpool.api.pool import Pool
+from sglpool.plan.drain import CAUSE_FEW_GPUS, Leave
 from sglpool.plan.observed import Observed, ObservedPod
 from sglpool.plan.steps import DeleteObject
 from sglpool.plan.surroundings import ObservedNode
@@ -33,11 +34,18 @@ class Eviction:
         reason: Why, for Events and the log.
         node: The node that it leaves, empty if it is not for the node's sake.
         even_last: Whether it goes although no other replica serves.
+        cause: What a mark says of it, for an operator that has just started.
     """
 
     reason: str
     node: str = ""
     even_last: bool = False
+    cause: str = ""
+
+    @property
+    def leave(self) -> Leave:
+        """What its mark says."""
+        return Leave(reason=self.reason, cause=self.cause)
 
 
 def lost_pods(pool: Pool, observed: Observed, *, now_s: float) -> list[DeleteObject]:
@@ -69,7 +77,8 @@ def evictions(pool: Pool, observed: Observed, *, now_s: float) -> dict[str, Evic
     for pods in _starved(observed, own, now_s).values():
         for pod in pods:
             if pod.ready:
-                found[pod.uid] = Eviction(reason=_few_gpus(observed, pod), node=pod.node, even_last=True)
+                why = _few_gpus(observed, pod)
+                found[pod.uid] = Eviction(reason=why, node=pod.node, even_last=True, cause=CAUSE_FEW_GPUS)
     return found
 
 
@@ -122,7 +131,11 @@ def _too_many(pods: Iterable[ObservedPod], observed: Observed, now_s: float) -> 
     """Of the pods of one node those that have to go: who is not ready first, then from the highest ordinal."""
     pods = sorted(pods, key=lambda pod: (pod.ready, -pod.ordinal))
     node = _node(pods[0], observed)
-    if node is None or not node.ready or node.gpus is None or now_s < node.gpus_since_s + SHORT_S:
+    if node is None or not node.ready or node.gpus is None:
+        return []
+    # Since when is known only since this operator started; the mark of a former one says that it was long enough.
+    known = any(pod.draining and pod.drain_cause == CAUSE_FEW_GPUS for pod in pods)
+    if now_s < node.gpus_since_s + SHORT_S and not known:
         return []
     needed, chosen = sum(pod.gpus for pod in pods), []
     for pod in pods:

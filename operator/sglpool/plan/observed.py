@@ -132,6 +132,8 @@ class ObservedPod:
         oom_killed: Whether that container was killed for memory.
         draining: Whether it is marked to be emptied.
         drain_deadline_s: Unix time until which conversations have time to leave it, None without a readable one.
+        drain_cause: Why it is marked, as far as nothing else says it; see `plan.drain`.
+        drain_reason: The same in words, for whatever the cause is.
         unproven: `true` while its revision has not passed its gate, `false` since it has, else empty.
         ends_s: Unix time at which its grace is over; None unless it is terminating.
     """
@@ -157,6 +159,8 @@ class ObservedPod:
     address: str = ""
     draining: bool = False
     drain_deadline_s: float | None = None
+    drain_cause: str = ""
+    drain_reason: str = ""
     unproven: str = ""
     ends_s: float | None = None
 
@@ -192,6 +196,8 @@ class ObservedPod:
             oom_killed=any(e.get("reason") == "OOMKilled" for e in ended),
             draining=annotations.get(names.ANNOTATION_DRAINING) == "true",
             drain_deadline_s=_number(annotations.get(names.ANNOTATION_DRAIN_DEADLINE)),
+            drain_cause=annotations.get(names.ANNOTATION_DRAIN_CAUSE, ""),
+            drain_reason=annotations.get(names.ANNOTATION_DRAIN_REASON, ""),
             unproven=annotations.get(names.ANNOTATION_UNPROVEN, ""),
             ends_s=_unix_s(metadata["deletionTimestamp"]) if terminating else None,
         )

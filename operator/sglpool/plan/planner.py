@@ -11,7 +11,7 @@ from sglpool.api import names
 from sglpool.api.base import Manifest
 from sglpool.api.pool import Pool
 from sglpool.plan.children import expected_children
-from sglpool.plan.drain import Moment, ReplicaLoad, next_deadline_s
+from sglpool.plan.drain import Leave, Moment, ReplicaLoad, kept_replicas, next_deadline_s
 from sglpool.plan.gate import Stage, gate_state, gate_steps, returns_to, stale_jobs
 from sglpool.plan.nodes import Eviction, evictions, lost_pods, next_change_s
 from sglpool.plan.observed import Observed, ObservedStatefulSet
@@ -114,7 +114,7 @@ def make_plan(
     wanted: Mapping[str, int] | None = None,
     loads: Mapping[str, ReplicaLoad] | None = None,
     now_s: float = 0.0,
-    unhealthy: Mapping[str, str] | None = None,
+    unhealthy: Mapping[str, Leave] | None = None,
 ) -> Plan:
     """Decide the steps that bring a pool closer to its spec.
 
@@ -130,19 +130,22 @@ def make_plan(
         now_s: Unix time.
         unhealthy: Why replicas have to be replaced although they are ready, by pod uid.
     """
-    current = {s.gpu_type: s.replicas for s in observed.statefulsets if s.owner_uid == pool.uid}
+    own = [s for s in observed.statefulsets if s.owner_uid == pool.uid]
+    pods = {s.gpu_type: [p for p in observed.pods_of(s.gpu_type) if p.owner_uid == s.uid] for s in own}
+    current = {s.gpu_type: kept_replicas(s.replicas, pods[s.gpu_type]) for s in own}
     may_render = all(s.feasible for s in sized)
     desired = desired_replicas(pool.spec, current, frozen=not may_render, decided=wanted)
     at = Moment(now_s=now_s, loads=loads, timeout_s=pool.spec.rollout.drain_timeout, routed=has_router(pool))
     leave = evictions(pool, observed, now_s=now_s)
-    leave |= {uid: Eviction(reason=reason, even_last=True) for uid, reason in (unhealthy or {}).items()}
+    leave |= {
+        uid: Eviction(reason=why.reason, even_last=True, cause=why.cause) for uid, why in (unhealthy or {}).items()
+    }
     scene = _Scene(pool=pool, observed=observed, desired=desired, at=at, may_render=may_render, evictions=leave)
     stages: list[list[Step]] = [[*lost_pods(pool, observed, now_s=now_s)]]
     for one in sized:
         _side_by_side(stages, _plan_type(scene, one))
     _side_by_side(stages, _removed_types(scene))
     if may_render and observed.jobs:
-        own = [s for s in observed.statefulsets if s.owner_uid == pool.uid]
         _side_by_side(stages, [stale_jobs(pool, [gate_state(pool, s, observed) for s in own], observed)])
     if may_render or current:
         _side_by_side(stages, [_children(pool, observed)])

@@ -8,7 +8,7 @@ Not here: creation, adoption and changes of the template (`plan.planner`).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sglpool.plan.drain import Moment, drained, mark_steps, may_go
+from sglpool.plan.drain import CAUSE_SIZE, Leave, Moment, drained, mark_steps, may_go
 from sglpool.plan.gate import GateState
 from sglpool.plan.nodes import Eviction
 from sglpool.plan.observed import ObservedPod, ObservedStatefulSet
@@ -48,9 +48,10 @@ class Case:
         return self.gate.goes_back and self.current.current_revision != self.current.update_revision
 
     @property
-    def surplus(self) -> dict[str, str]:
+    def surplus(self) -> dict[str, Leave]:
         """Why pods beyond the wanted number go, by uid."""
-        return {pod.uid: f"{self.wanted} replicas are wanted" for pod in self.pods if pod.ordinal >= self.wanted}
+        words = "1 replica is wanted" if self.wanted == 1 else f"{self.wanted} replicas are wanted"
+        return {pod.uid: Leave(reason=words, cause=CAUSE_SIZE) for pod in self.pods if pod.ordinal >= self.wanted}
 
 
 def size_now(case: Case) -> int:
@@ -71,7 +72,7 @@ def settle(case: Case) -> list[list[Step]]:
     size = size_now(case)
     evicted = _evicted(case)
     reached, partition = _go_back(case, size, evicted) if case.goes_back else _roll_out(case, size, evicted)
-    leaving = {**reached, **case.surplus, **{p.uid: case.evictions[p.uid].reason for p in evicted}}
+    leaving = {**reached, **case.surplus, **{p.uid: case.evictions[p.uid].leave for p in evicted}}
     at_once = [p for p in evicted if not _others_serve(case, [p])]
     marks: list[Step] = [*mark_steps([p for p in case.pods if p not in at_once], leaving, case.at)]
     scale = _scale(case, size, partition)
@@ -119,7 +120,7 @@ def surplus_marks(case: Case) -> list[Step]:
     return [*mark_steps(pods, case.surplus, case.at)]
 
 
-def _roll_out(case: Case, size: int, evicted: Sequence[ObservedPod]) -> tuple[dict[str, str], int]:
+def _roll_out(case: Case, size: int, evicted: Sequence[ObservedPod]) -> tuple[dict[str, Leave], int]:
     """Ready pods that the roll-out has reached, with the reason, and the partition to set now."""
     current = case.current
     partition = _held_partition(case, size)
@@ -141,8 +142,8 @@ def _roll_out(case: Case, size: int, evicted: Sequence[ObservedPod]) -> tuple[di
         return {}, far
     waits = frozenset(pod.ordinal for pod in pods if pod.ready and not may_go(pod, case.at))
     near = next_partition(shrunk, pods, replace(pace, waits=waits))
-    reason = "the roll-out has reached it"
-    return {pod.uid: reason for pod in reached}, near if near < replicas else partition
+    why = Leave(reason="the roll-out has reached it")
+    return {pod.uid: why for pod in reached}, near if near < replicas else partition
 
 
 def _held_partition(case: Case, size: int) -> int:
@@ -152,10 +153,11 @@ def _held_partition(case: Case, size: int) -> int:
     return size if holds_all else min(current.partition, size)
 
 
-def _go_back(case: Case, size: int, evicted: Sequence[ObservedPod]) -> tuple[dict[str, str], int]:
+def _go_back(case: Case, size: int, evicted: Sequence[ObservedPod]) -> tuple[dict[str, Leave], int]:
     """Ready pods that have to leave the newest revision, with the reason, and the partition: it holds everything."""
     serving = [pod for pod in _returning(case, evicted) if pod.ready and pod.unproven != "true"]
-    return {pod.uid: "it returns to the revision before" for pod in serving}, size
+    why = Leave(reason="it returns to the revision before")
+    return {pod.uid: why for pod in serving}, size
 
 
 def _returning(case: Case, evicted: Sequence[ObservedPod]) -> list[ObservedPod]:

@@ -148,7 +148,8 @@ def _same_run(memory: ReplicaMemory, sample: Sample, restarts: int) -> ReplicaMe
     """The memory as far as it is about the run of the engine that the sample is of."""
     last = memory.last
     if last is None:
-        return replace(memory, restarts=restarts)
+        # What is known of a pod that was never read is the verdict of a former operator, on one run of the engine.
+        return replace(memory, restarts=restarts, verdicts=memory.verdicts if restarts == memory.restarts else ())
     restarted = (
         restarts != memory.restarts or sample.kv_total_tokens != last.kv_total_tokens or _went_back(last, sample)
     )
@@ -175,14 +176,15 @@ def _still_since_s(memory: ReplicaMemory, sample: Sample) -> float | None:
 
 
 def _no_tokens(memory: ReplicaMemory, sample: Sample, still_since_s: float | None) -> Verdict | None:
-    if sample.busy and sample.progress is None:
-        return memory.of(Ailment.NO_TOKENS)
+    known, last = memory.of(Ailment.NO_TOKENS), memory.last
+    if sample.busy and (sample.progress is None or last is None or last.progress == sample.progress) and known:
+        return known
     still_s = sample.at_s - still_since_s if still_since_s is not None else 0.0
     if still_s < STILL_S:
         return None
     what = f"{sample.requests:,} requests" if sample.requests else f"a prompt of {sample.waiting_tokens:,} tokens"
     message = f"it has computed no token in {still_s:.0f} s with {what} to answer"
-    return memory.of(Ailment.NO_TOKENS) or Verdict(ailment=Ailment.NO_TOKENS, message=message, at_s=sample.at_s)
+    return Verdict(ailment=Ailment.NO_TOKENS, message=message, at_s=sample.at_s)
 
 
 def _kv_pool_shrunk(memory: ReplicaMemory, sample: Sample, peers_kv_tokens: int | None) -> Verdict | None:

@@ -161,7 +161,7 @@ class TypeState:
 
     Attributes:
         type: the GPU type.
-        replicas: `spec.replicas` of its StatefulSet, 0 without one.
+        replicas: `spec.replicas` of its StatefulSet, less those that drain for a smaller size; 0 without one.
         ready: ready pods, draining ones included: those of a scale-down are above what was wanted last, and those of a
             roll-out come back.
         starting: pods that are not ready, nor terminating.
