@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 
 import pytest
 
@@ -51,3 +52,20 @@ async def test_nodes_are_watched_only_by_an_account_that_may(answers, watches):
 
     operator = app.Operator(app.OperatorOptions(), Api(), Metrics(), asyncio.Event())
     assert await operator._may_watch_nodes() is watches
+
+
+async def test_a_user_without_a_name_may_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kopf would ask who we are, and fail for the user of a container, whom no passwd file knows."""
+
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 65532")
+
+    async def started(*, identity: str = "", **_: object) -> None:
+        # As kopf does where it is not told.
+        assert identity or getpass.getuser()
+
+    monkeypatch.setattr(getpass, "getuser", nobody)
+    monkeypatch.setattr(app.kopf, "operator", started)
+    stop = asyncio.Event()
+    await app.Operator(app.OperatorOptions(), FakeKube(), Metrics(), stop)._watch()
+    assert stop.is_set()

@@ -211,11 +211,18 @@ class Operator:
         # they raised. Who awaits them deals with that; kopf itself knows none of these errors.
         with contextlib.suppress(KubeError, NameConflict, LookAgain):
             await kopf.operator(
-                registry=build_registry(self._queue, self._store, watch_nodes=self._store.nodes.watched),
+                registry=build_registry(
+                    self._queue,
+                    self._store,
+                    watch_nodes=self._store.nodes.watched,
+                    kubeconfig=self._options.kubeconfig,
+                ),
                 settings=build_settings(),
                 clusterwide=self._options.namespaces is None,
                 namespaces=self._options.namespaces or (),
                 standalone=True,
+                # Otherwise kopf asks for the user's name, and a container's user often has none.
+                identity=_instance(),  # type: ignore[arg-type]
                 stop_flag=self._stop,
             )
         self._stop.set()

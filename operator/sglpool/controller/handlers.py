@@ -11,6 +11,7 @@ import kopf
 
 from sglpool.api import names
 from sglpool.api.base import Manifest
+from sglpool.controller.login import login_of
 from sglpool.controller.queue import KeyedQueue
 from sglpool.controller.store import PoolKey, Store, pool_key
 
@@ -54,13 +55,16 @@ class _NoDiff(kopf.AnnotationsDiffBaseStorage):
         return kopf.BodyEssence()
 
 
-def build_registry(queue: KeyedQueue[PoolKey], store: Store, *, watch_nodes: bool = False) -> kopf.OperatorRegistry:
+def build_registry(
+    queue: KeyedQueue[PoolKey], store: Store, *, watch_nodes: bool = False, kubeconfig: str | None = None
+) -> kopf.OperatorRegistry:
     """A fresh registry with our handlers; there are none at import.
 
     Args:
         queue: Gets the keys of pools.
         store: Is told what has changed.
         watch_nodes: Whether nodes may be watched.
+        kubeconfig: What the command line named, None for the pod's own account or the usual places.
     """
     registry = kopf.OperatorRegistry()
     pools = PoolFilter()
@@ -82,10 +86,7 @@ def build_registry(queue: KeyedQueue[PoolKey], store: Store, *, watch_nodes: boo
     if watch_nodes:
         kopf.on.event("", "v1", "nodes", registry=registry)(_node_handler(queue, store))
 
-    @kopf.on.login(registry=registry)
-    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
-
+    kopf.on.login(registry=registry)(login_of(kubeconfig))
     return registry
 
 

@@ -17,6 +17,7 @@ from sglpool.kube.events import EventRecorder
 from sglpool.kube.lease import LeaderLease, LeaseLost, LeaseTimes
 from sglpool.kube.port import KubePort
 from sglpool.kube.resources import Manifest, Resource, resource_for
+from sglpool.kube.transport import proxy_for
 
 __all__ = [
     "Conflict",
@@ -34,5 +35,6 @@ __all__ = [
     "NotFound",
     "Resource",
     "Transient",
+    "proxy_for",
     "resource_for",
 ]

@@ -96,7 +96,7 @@ class Transport:
         self._session = session
         self._on_request = on_request
         self._sleep = sleep
-        self._proxy = configuration.proxy or _proxy_from_environment(configuration.host)
+        self._proxy = configuration.proxy or proxy_for(configuration.host)
         self._server_hostname = configuration.tls_server_name or None
 
     async def send(self, request: Request) -> Any:
@@ -256,7 +256,7 @@ def _source(kubeconfig: str | None) -> str:
     return f"kubeconfig {_kubeconfig_path(kubeconfig)}"
 
 
-def _proxy_from_environment(host: str) -> str | None:
+def proxy_for(host: str) -> str | None:
     """The proxy that `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY` name for the API server."""
     url = urlsplit(host)
     if urllib.request.proxy_bypass(url.netloc):
