@@ -2,7 +2,7 @@
 BIN := .venv/bin
 PYTEST_ARGS ?=
 
-.PHONY: demo test test-core test-cluster test-sandbox test-faults check crd crd-check fmt bootstrap clean bench-operator bench-router bench-sandbox bench-balance bench-autoscaler
+.PHONY: demo docs test test-core test-cluster test-sandbox test-faults check crd crd-check fmt bootstrap clean bench-operator bench-router bench-sandbox bench-balance bench-autoscaler
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -51,6 +51,9 @@ fmt: bootstrap ## Format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: bootstrap ## Build the documentation site in docs/_build
+	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build
+
 bench-operator: bootstrap ## Measure the operator with 1,000 pools against a bare client
 	$(BIN)/python -m benchmarks.operator
 
@@ -67,4 +70,4 @@ bench-router: bootstrap ## Measure the router beside SMG and Envoy alone
 	$(BIN)/python -m benchmarks.router
 
 clean: ## Remove what make made, except the cache of control-plane binaries
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .sandbox dist
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .sandbox dist docs/_build
