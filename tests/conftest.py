@@ -20,6 +20,7 @@ import pytest
 from sglpool.sandbox import binaries
 from sglpool.sandbox.cluster import Sandbox
 from sglpool.sandbox.versions import EVERYTHING
+from support.helm import helm_binary
 from support.kubectl import Kubectl
 from support.waiting import wait_until
 
@@ -42,11 +43,18 @@ def pytest_sessionstart() -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Have the binaries before the first test: a build takes longer than a test may."""
-    if session.config.option.collectonly or not any(_needs_binaries(item) for item in session.items):
+    if session.config.option.collectonly:
         return
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
-        binaries.ensure(EVERYTHING, say=lambda line: print(line, file=sys.stderr, flush=True))
+        if any(_needs_binaries(item) for item in session.items):
+            binaries.ensure(EVERYTHING, say=say)
+        if any({"helm", "helm3"} & {*getattr(item, "fixturenames", ())} for item in session.items):
+            helm_binary(3, say=say)
 
 
 def _needs_binaries(item: pytest.Item) -> bool:

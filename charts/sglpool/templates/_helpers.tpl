@@ -121,3 +121,12 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
+
+{{- define "sglpool.monitoredNamespaces" -}}
+{{- if .Values.watchNamespaces }}
+matchNames:
+  {{- toYaml .Values.watchNamespaces | nindent 2 }}
+{{- else }}
+any: true
+{{- end }}
+{{- end }}
