@@ -7,11 +7,12 @@ from typer.testing import CliRunner
 
 from sglpool.cli.app import app
 from sglpool.enginemodel import EngineConfig
-from sglpool.lab.figures import Sample, Tally, seconds_to_share, vmr_between
+from sglpool.lab.figures import Sample, Tally, seconds_to_share, ttft_p99_between, vmr_between
 from sglpool.lab.policies import ALL, pick_of
 from sglpool.lab.scenario import Resize, Scenario, engine_rates
-from sglpool.lab.simulator import Simulator
+from sglpool.lab.simulator import GRACE_S, Simulator
 from sglpool.lab.store import Store
+from sglpool.lab.workload import Generator, Kind, Session, Turn
 from sglpool.routing.state import RoutingState
 from sglpool.routing.types import ConversationKey
 
@@ -74,6 +75,41 @@ def test_a_drained_replica_empties_and_leaves() -> None:
     assert sum(last.values()) > 0
     for router in run._routers:
         assert set(router.replicas) == set(last)
+
+
+def test_the_highest_ordinals_drain_and_it_is_seen_who_was_at_work_when_their_time_was_over() -> None:
+    resize = Resize(at_s=250.0, replicas=4, drain_s=120.0)
+    run = Simulator(replace(SMALL, kind=Kind.INTERACTIVE, sessions=90, seconds=900.0, warmup_s=200.0, resize=resize))
+    found = run.run()
+    assert set(run.removed_s) == {"r4", "r5"}
+    assert min(run.removed_s.values()) >= 370.0
+    # People pause: most of those who have to move come back only when their replica has long gone.
+    assert 0 < found.forced_at_work < found.forced_warm_moves / 2
+    assert run.tally.cut == 0
+
+
+def test_what_still_runs_when_the_grace_after_a_drain_is_over_is_cut() -> None:
+    class Endless:
+        def __init__(self) -> None:
+            self._generator = Generator(Kind.AUTONOMOUS, 1, SMALL.engine.page_size_tokens)
+
+        def session(self, *, under_way: bool) -> Session:
+            session = self._generator.session(under_way=under_way)
+            for conversation in session.conversations:
+                conversation._turns = iter([Turn(20_000, 0, 200_000, "stop", 0.0)] * 9)
+            return session
+
+    resize = Resize(at_s=150.0, replicas=2, drain_s=60.0)
+    run = Simulator(replace(SMALL, replicas=4, sessions=8, seconds=400.0, resize=resize), Endless())
+    run.run()
+    assert run.tally.cut > 0
+    assert max(run.removed_s.values()) == pytest.approx(150.0 + 60.0 + GRACE_S, abs=1.0)
+
+
+def test_the_slowest_of_a_span_of_time_are_those_that_came_in_it() -> None:
+    tally = Tally(asked_s=[1.0, 2.0, 3.0], ttfts_s=[9.0, 4.0, 5.0])
+    assert ttft_p99_between(tally, 2.0, 4.0) == 5.0
+    assert ttft_p99_between(tally, 4.0, 9.0) == 0.0
 
 
 def test_routers_with_a_store_find_each_others_homes_and_without_one_they_do_not() -> None:

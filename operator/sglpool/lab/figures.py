@@ -29,6 +29,7 @@ class Figures:
         moved_share: requests that came to another replica than the one before of their conversation.
         warm_moved_share: those of them that left most of their prompt behind.
         forced_warm_moves: those that had no choice.
+        forced_at_work: of these, conversations that were at work, and not at a pause of their user.
         refused: requests that were told to come again.
         prefill_share: time that engines spent in prefill.
         rules: decisions by rule.
@@ -49,6 +50,7 @@ class Figures:
     moved_share: float
     warm_moved_share: float
     forced_warm_moves: int
+    forced_at_work: int
     refused: int
     prefill_share: float
     rules: dict[str, int]
@@ -69,6 +71,7 @@ class Tally:
     Attributes:
         samples: loads, once a second.
         ttfts_s: times to the first token.
+        asked_s: when these requests came.
         warm_ttfts_s: those of requests most of whose prompt could be cached.
         alone_s: prefill times of prompts computed alone, with perfect affinity.
         prompt_tokens: of requests that ended.
@@ -77,12 +80,15 @@ class Tally:
         moved: requests that came to another replica than the one before.
         warm_moved: those that left most of their prompt behind.
         forced: those that had no choice.
+        forced_at_work: of these, conversations at work.
+        cut: requests that still ran when their replica had to go.
         refused: requests that were told to come again.
         rules: decisions by rule.
     """
 
     samples: list[Sample] = field(default_factory=list)
     ttfts_s: list[float] = field(default_factory=list)
+    asked_s: list[float] = field(default_factory=list)
     warm_ttfts_s: list[float] = field(default_factory=list)
     alone_s: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
@@ -91,6 +97,8 @@ class Tally:
     moved: int = 0
     warm_moved: int = 0
     forced: int = 0
+    forced_at_work: int = 0
+    cut: int = 0
     refused: int = 0
     rules: Counter[str] = field(default_factory=Counter)
 
@@ -117,10 +125,17 @@ class Tally:
             moved_share=self.moved / ended,
             warm_moved_share=self.warm_moved / ended,
             forced_warm_moves=self.forced,
+            forced_at_work=self.forced_at_work,
             refused=self.refused,
             prefill_share=prefill_share,
             rules=dict(self.rules),
         )
+
+
+def ttft_p99_between(tally: Tally, from_s: float, to_s: float) -> float:
+    """Time to the first token of the slowest hundredth of the requests that came in a span of time."""
+    asked = zip(tally.asked_s, tally.ttfts_s, strict=True)
+    return _rank(sorted(ttft_s for asked_s, ttft_s in asked if from_s <= asked_s < to_s), 0.99)
 
 
 def vmr_between(samples: Sequence[Sample], from_s: float, to_s: float) -> float:

@@ -67,6 +67,11 @@ class Router:
         replica = self.replicas[uid]
         replica.draining, replica.drain_deadline_s = True, deadline_s
 
+    def stay(self, uid: str) -> None:
+        """See that a replica is not going to be removed after all."""
+        replica = self.replicas[uid]
+        replica.draining, replica.drain_deadline_s = False, None
+
     def remove(self, uid: str) -> None:
         """See that a replica is gone."""
         del self.replicas[uid]

@@ -33,6 +33,12 @@ KEEP_ALIVE_S = 4.0
 """How long common HTTP clients keep an unused connection: after a longer pause a request may come to another router."""
 
 
+AT_WORK_S = 60.0
+"""A conversation that was seen within this time is at work, as the product has it: its user does not pause."""
+GRACE_S = 125.0
+"""What a replica still runs so long after its drain is cut."""
+
+
 class _Engine:
     """A replica: the engine, and when its next event is due."""
 
@@ -87,6 +93,7 @@ class Simulator:
         tally: what was counted.
         moved_since: conversations that changed their replica since the resize.
         alive_at_resize: conversations that were there at the resize.
+        removed_s: when each replica went that was drained.
     """
 
     def __init__(self, scenario: Scenario, source: Source | None = None) -> None:
@@ -94,6 +101,7 @@ class Simulator:
         self.tally = Tally()
         self.moved_since: set[ConversationKey] = set()
         self.alive_at_resize: set[ConversationKey] = set()
+        self.removed_s: dict[str, float] = {}
         self._now_s = 0.0
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
@@ -234,7 +242,9 @@ class Simulator:
             self.moved_since.add(client.key)
         if turn.kept_tokens * 2 >= turn.prompt_tokens:
             self.tally.warm_moved += 1
-            self.tally.forced += decision.rule not in CHOSEN
+            forced = decision.rule not in CHOSEN
+            self.tally.forced += forced
+            self.tally.forced_at_work += forced and self._now_s - client.ended_s < AT_WORK_S
 
     def _finish(self, replica: _Engine, finished: Finished) -> None:
         flight = self._flights.pop(finished.rid)
@@ -260,6 +270,7 @@ class Simulator:
         assert finished.first_token_s is not None
         ttft_s = finished.first_token_s - flight.asked_s
         tally.ttfts_s.append(ttft_s)
+        tally.asked_s.append(flight.asked_s)
         if turn.kept_tokens * 2 >= turn.prompt_tokens:
             tally.warm_ttfts_s.append(ttft_s)
         tally.prompt_tokens += finished.prompt_tokens
@@ -270,8 +281,8 @@ class Simulator:
 
     # Engines.
 
-    def _add_engine(self) -> None:
-        uid = f"r{len(self._engines)}"
+    def _add_engine(self, uid: str = "") -> None:
+        uid = uid or f"r{len(self._engines)}"
         self._engines[uid] = _Engine(uid, Engine(self.scenario.engine))
         # Those that are there from the start have long been ready.
         ready_s = self._now_s if self._now_s > 0 else -1e6
@@ -298,17 +309,23 @@ class Simulator:
         serving = [replica for replica in self._engines.values() if replica.in_service]
         for _ in range(resize.replicas - len(serving)):
             self._add_engine()
-        victims = sorted(serving, key=lambda replica: replica.in_flight)[: max(0, len(serving) - resize.replicas)]
-        for victim in victims:
-            victim.in_service = False
-            for router in self._routers:
-                router.drain(victim.uid, self._now_s + resize.drain_s)
-            self._at(self._now_s + resize.drain_s, self._remove_when_empty, victim)
+        # As in the product, the highest ordinals go.
+        for victim in serving[resize.replicas :]:
+            self._drain(victim, self._now_s + resize.drain_s)
+            self._at(self._now_s + resize.drain_s, self._leave, victim, self._now_s + resize.drain_s + GRACE_S)
 
-    def _remove_when_empty(self, victim: _Engine) -> None:
-        if victim.in_flight:
-            self._at(self._now_s + SAMPLE_S, self._remove_when_empty, victim)
+    def _drain(self, victim: _Engine, deadline_s: float) -> None:
+        victim.in_service = False
+        for router in self._routers:
+            router.drain(victim.uid, deadline_s)
+
+    def _leave(self, victim: _Engine, cut_s: float) -> None:
+        """Go when nothing runs any more; what runs for too long is cut."""
+        if victim.in_flight and self._now_s < cut_s:
+            self._at(self._now_s + SAMPLE_S, self._leave, victim, cut_s)
             return
+        self.tally.cut += victim.in_flight
+        self.removed_s[victim.uid] = self._now_s
         for router in self._routers:
             router.remove(victim.uid)
 
