@@ -20,10 +20,13 @@ def test_the_second_operator_takes_over_when_the_first_stops(
     second = OperatorProcess(kubeconfig, tmp_path / "second.log", *options)
     first.start()
     try:
-        second.start(until="/healthz")
-        assert second.get("/readyz")[0] == 503
+        # Ready all the same: a Deployment would otherwise wait for it for ever, and never end the first one.
+        second.start()
+        assert "stands by" in second.get("/readyz")[1]
+        assert "sglpool_leader 0.0" in second.get("/metrics")[1]
         first.stop()
-        wait_until(lambda: second.get("/readyz")[0] == 200, timeout_s=30, describe="the second one leads")
+        wait_until(lambda: "sglpool_leader 1.0" in second.get("/metrics")[1], timeout_s=30, describe="the second leads")
+        wait_until(lambda: second.get("/readyz") == (200, "ok\n"), timeout_s=30, describe="it has listed everything")
     finally:
         first.kill()
         second.stop()

@@ -1,5 +1,6 @@
 """The catalogue: what it holds, how it answers names it does not know, and the checker of engine flags."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -20,7 +21,7 @@ from sglpool.catalog import (
     model_from_geometry,
     parse_gpu,
 )
-from sglpool.catalog.loader import parse_model, read_data
+from sglpool.catalog.loader import gpu_data, parse_model, read_data
 
 CATALOG = load_catalog()
 MODELS = {model.name: model for model in CATALOG.models}
@@ -342,3 +343,32 @@ def test_the_option_list_is_that_of_the_whole_engine():
 def test_an_engine_version_without_an_option_list_is_refused():
     with pytest.raises(LookupError, match=r"no option list for SGLang 0\.4\.0"):
         load_flags("0.4.0")
+
+
+class TestOverrides:
+    """What an installation says of GPU types."""
+
+    def test_a_known_type_keeps_what_is_not_said(self) -> None:
+        before = load_catalog().gpu("B200")
+        after = load_catalog().with_overrides({"B200": {"node_label_values": ["b200-sxm"]}}).gpu("B200")
+        assert after == dataclasses.replace(before, node_label_values=("b200-sxm",))
+
+    def test_a_new_type_is_known_from_then_on(self) -> None:
+        data = gpu_data(load_catalog().gpu("H200")) | {"memory_mib": 1000}
+        catalog = load_catalog().with_overrides({"L40S": data})
+        assert catalog.gpu("L40S").memory_mib == 1000
+        assert {gpu.name for gpu in load_catalog().gpus} < {gpu.name for gpu in catalog.gpus}
+
+    @pytest.mark.parametrize(
+        ("types", "named"),
+        [
+            ([], "mapping"),
+            ({"B200": 1}, "B200"),
+            ({"B200": {"node_labels": []}}, "node_labels"),
+            ({"B200": {"node_label_values": "one"}}, "node_label_values"),
+            ({"L40S": {"memory_mib": 1}}, "L40S"),
+        ],
+    )
+    def test_a_wrong_one_is_named(self, types: object, named: str) -> None:
+        with pytest.raises(CatalogDataError, match=named):
+            load_catalog().with_overrides(types)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+from typing import Any
 
 import pytest
 
@@ -42,16 +43,16 @@ async def test_at_the_end_kopf_raises_what_a_running_reconcile_met_and_that_is_n
         ({}, False),
     ],
 )
-async def test_nodes_are_watched_only_by_an_account_that_may(answers, watches):
+async def test_nodes_are_watched_only_by_an_account_that_may(answers: dict[str, bool], watches: bool) -> None:
     class Api(FakeKube):
-        async def create(self, manifest):
+        async def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
             verb = manifest["spec"]["resourceAttributes"]["verb"]
             if verb not in answers:
                 raise Forbidden("no", verb="create", kind=manifest["kind"], code=403)
             return {**manifest, "status": {"allowed": answers[verb]}}
 
     operator = app.Operator(app.OperatorOptions(), Api(), Metrics(), asyncio.Event())
-    assert await operator._may_watch_nodes() is watches
+    assert await operator._rights.may_watch_nodes() is watches
 
 
 async def test_a_user_without_a_name_may_run_it(monkeypatch: pytest.MonkeyPatch) -> None:

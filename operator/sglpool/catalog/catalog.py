@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from sglpool.catalog.gpus import GPUType
-from sglpool.catalog.loader import parse_gpu, parse_model, read_data
+from sglpool.catalog.loader import CatalogDataError, gpu_data, parse_gpu, parse_model, read_data
 from sglpool.catalog.models import ModelProfile
 
 
@@ -86,6 +86,27 @@ class Catalog:
         by_name = {gpu.name: gpu for gpu in self.gpus}
         by_name.update((gpu.name, gpu) for gpu in extra)
         return Catalog(models=self.models, gpus=tuple(by_name.values()))
+
+    def with_overrides(self, types: object) -> Catalog:
+        """Return a catalogue with what an installation says of GPU types.
+
+        Args:
+            types: by name of the type, keys as in the catalogue's files. Of a known type only what differs, of a new
+                one everything.
+
+        Raises:
+            CatalogDataError: it is not of that form; the message names type and key.
+        """
+        if not isinstance(types, dict):
+            raise CatalogDataError("GPU types must be a mapping from names to their keys")
+        known = {gpu.name: gpu for gpu in self.gpus}
+        extra = []
+        for name, given in types.items():
+            if not isinstance(name, str) or not isinstance(given, dict):
+                raise CatalogDataError(f"GPU type {name}: must be a mapping of keys")
+            base = gpu_data(known[name]) if name in known else {}
+            extra.append(parse_gpu(f"GPU type {name}", {**base, **given, "name": name}))
+        return self.with_gpus(extra)
 
 
 @cache

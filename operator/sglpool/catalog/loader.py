@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from importlib import resources
 from typing import TypeVar
 
@@ -139,6 +140,15 @@ def parse_gpu(where: str, data: Mapping[str, object]) -> GPUType:
     )
     table.done()
     return gpu
+
+
+def gpu_data(gpu: GPUType) -> dict[str, object]:
+    """A GPU type as `parse_gpu` reads it."""
+    data: dict[str, object] = {field.name: getattr(gpu, field.name) for field in fields(gpu)}
+    return data | {
+        "node_label_values": list(gpu.node_label_values),
+        "kv_dtypes": {str(kind): list(dtypes) for kind, dtypes in gpu.kv_dtypes.items()},
+    }
 
 
 def _draft(where: str, data: Mapping[str, object]) -> DraftProfile:

@@ -133,15 +133,22 @@ def operator(
     resync: Annotated[str, typer.Option(metavar="DURATION", help="Time between full listings, such as 5m.")] = "5m",
     log_level: Annotated[LogLevel, typer.Option(help="Least severity to log.")] = LogLevel.INFO,
     log_format: Annotated[LogFormat, typer.Option(help="text for people, json for collectors.")] = LogFormat.TEXT,
+    gpu_types: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="YAML with GPU types: node labels of known ones, or whole new ones."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Say whether CRD, rights and running operators are as they should be; end.")
+    ] = False,
     clock_speed: Annotated[
         float,
         typer.Option(hidden=True, help="Seconds of the autoscaler in a second of the wall clock, in rehearsals."),
     ] = 1.0,
 ) -> None:
     """Run the operator: turn InferencePools into engines, and keep them so."""
-    from sglpool.cli.operator import OperatorArguments, run
+    from sglpool.cli import operator as command
 
-    arguments = OperatorArguments(
+    arguments = command.OperatorArguments(
         kubeconfig=kubeconfig,
         namespaces=tuple(namespaces) if namespaces else None,
         bind=bind,
@@ -151,8 +158,9 @@ def operator(
         log_level=log_level.upper(),
         log_json=log_format is LogFormat.JSON,
         clock_speed=clock_speed,
+        gpu_types=gpu_types,
     )
-    raise typer.Exit(run(arguments))
+    raise typer.Exit(command.check(arguments) if check else command.run(arguments))
 
 
 @app.command(epilog="Runs until SIGTERM. It is what the operator puts beside Envoy in a router's pod.")

@@ -10,10 +10,16 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 from sglpool.api.quantity import parse_duration_s
-from sglpool.controller.app import MissingCRD, OperatorOptions, run_operator
-from sglpool.kube import KubeConfigError, KubeError, LeaseLost
+from sglpool.catalog import Catalog, CatalogDataError, load_catalog
+from sglpool.controller.app import MissingCRD, OperatorOptions, own_namespace, run_operator
+from sglpool.controller.check import Finding
+from sglpool.controller.check import check as check_installation
+from sglpool.kube import KubeClient, KubeConfigError, KubeError, LeaseLost
 
 EXPECTED = (MissingCRD, KubeConfigError, KubeError, LeaseLost, OSError)
 """Failures whose own words are enough; anything else is a defect and shows its traceback."""
@@ -39,6 +45,7 @@ class OperatorArguments:
         log_level: A level of `logging`.
         log_json: Whether lines are JSON.
         clock_speed: How many times faster than life the autoscaler lives.
+        gpu_types: Path of a file with GPU types, None for those of the catalogue alone.
     """
 
     kubeconfig: str | None
@@ -50,6 +57,38 @@ class OperatorArguments:
     log_level: str
     log_json: bool
     clock_speed: float = 1.0
+    gpu_types: str | None = None
+
+
+def check(arguments: OperatorArguments) -> int:
+    """Say whether an installation works, a line for each thing that was looked at.
+
+    Returns:
+        The exit code: 0 if all is fine, 1 if not, 2 for an unusable option.
+    """
+    try:
+        options = options_of(arguments)
+    except BadArgument as error:
+        print(f"sglpool operator: {error}", file=sys.stderr)
+        return 2
+    try:
+        findings = asyncio.run(_check(options))
+    except Exception as error:
+        return _failure(error)
+    for finding in findings:
+        print(f"{'ok' if finding.fine else 'FAILED':<8}{finding.text}")
+    return 0 if all(finding.fine for finding in findings) else 1
+
+
+async def _check(options: OperatorOptions) -> list[Finding]:
+    async with KubeClient.connect(options.kubeconfig) as kube:
+        return await check_installation(
+            kube,
+            namespaces=options.namespaces,
+            leader_election=options.leader_election,
+            own_namespace=own_namespace(),
+            port=options.port,
+        )
 
 
 def run(arguments: OperatorArguments) -> int:
@@ -95,7 +134,23 @@ def options_of(arguments: OperatorArguments) -> OperatorOptions:
         leader_election=arguments.leader_elect,
         resync_period_s=resync_s,
         clock_speed=arguments.clock_speed,
+        catalog=catalog_with(arguments.gpu_types),
     )
+
+
+def catalog_with(gpu_types: str | None) -> Catalog:
+    """The catalogue, with the GPU types of a YAML file of the form `B200: {node_label_values: [...]}`.
+
+    Raises:
+        BadArgument: The file cannot be used; the message names the type and the key.
+    """
+    if gpu_types is None:
+        return load_catalog()
+    try:
+        content = yaml.safe_load(Path(gpu_types).read_text(encoding="utf-8")) or {}
+        return load_catalog().with_overrides(content)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, CatalogDataError) as error:
+        raise BadArgument(f"--gpu-types {gpu_types}: {' '.join(str(error).split())}") from None
 
 
 def _parse_bind(bind: str) -> tuple[str, int]:

@@ -11,14 +11,13 @@ import os
 import signal
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import kopf
 from aiohttp import web
 
-from sglpool.api.base import Manifest
-from sglpool.catalog import load_catalog
+from sglpool.catalog import Catalog, load_catalog
 from sglpool.controller.autoscaler import Autoscaler
 from sglpool.controller.collect import Collector
 from sglpool.controller.execute import LookAgain, NameConflict
@@ -29,14 +28,20 @@ from sglpool.controller.metrics import Metrics
 from sglpool.controller.queue import KeyedQueue
 from sglpool.controller.reconcile import Reconciler
 from sglpool.controller.resync import PERIOD_S, Resync
+from sglpool.controller.rights import Rights
 from sglpool.controller.store import PoolKey, Store
 from sglpool.kube import EventRecorder, KubeClient, KubeError, LeaderLease, NotFound, Resource
 from sglpool.kube.resources import POOLS
+from sglpool.kube.rights import LEASE_NAME
 from sglpool.signals import Sources, Tokens
 
 _LOG = logging.getLogger(__name__)
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+CRD_PATIENCE_S = 10.0
+CRD_PAUSE_S = 0.5
 
 
 class MissingCRD(Exception):
@@ -56,6 +61,7 @@ class OperatorOptions:
         leader_election: Whether to wait for a Lease first.
         resync_period_s: Seconds between full listings.
         clock_speed: Seconds of whoever watches load and health in a second of the wall clock; 1 but in rehearsals.
+        catalog: Known models and GPU types.
     """
 
     kubeconfig: str | None = None
@@ -66,6 +72,7 @@ class OperatorOptions:
     leader_election: bool = False
     resync_period_s: float = PERIOD_S
     clock_speed: float = 1.0
+    catalog: Catalog = field(default_factory=load_catalog)
 
 
 async def run_operator(options: OperatorOptions) -> None:
@@ -110,9 +117,17 @@ class Operator:
         self._stop = stop
         self._queue: KeyedQueue[PoolKey] = KeyedQueue(on_start=metrics.queue_wait.observe)
         self._store = Store()
-        self._catalog = load_catalog()
+        self._catalog = options.catalog
         self._node_memory_bytes: dict[str, int] = {}
         self._collector = Collector(kube)
+        self._stands_by = False
+        self._rights = Rights(
+            kube,
+            namespaces=options.namespaces,
+            lease_namespace=own_namespace() if options.leader_election else None,
+            refusals=lambda: metrics.refused,
+            show=metrics.observe_missing,
+        )
         self._sources = Sources(Tokens(kube))
         self._autoscaler = Autoscaler(
             store=self._store,
@@ -144,13 +159,22 @@ class Operator:
 
     async def run(self) -> None:
         """Serve HTTP, wait for the Lease if asked, then work until the stop."""
-        app = build_app(queue=self._queue, resync=self._resync, metrics=self._metrics, wall_clock_s=time.time)
+        app = build_app(
+            queue=self._queue,
+            resync=self._resync,
+            metrics=self._metrics,
+            wall_clock_s=time.time,
+            stands_by=lambda: self._stands_by,
+            waits_for=lambda: self._rights.waits_for,
+        )
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         try:
             await web.TCPSite(runner, self._options.host, self._options.port).start()
             _LOG.info("serving /healthz, /readyz and /metrics on %s", runner.addresses)
-            await self._run_as_leader()
+            await self._rights.wait(self._stop)
+            if not self._stop.is_set():
+                await self._run_as_leader()
         finally:
             await runner.cleanup()
 
@@ -159,8 +183,9 @@ class Operator:
             await self._work()
             return
         lease = LeaderLease(
-            self._kube, namespace=own_namespace(), name="sglpool-operator", identity=f"{_instance()}-{os.getpid()}"
+            self._kube, namespace=own_namespace(), name=LEASE_NAME, identity=f"{_instance()}-{os.getpid()}"
         )
+        self._stands_by = True
         leading = asyncio.create_task(lease.run(self._work))
         stopped = asyncio.create_task(self._stop.wait())
         await asyncio.wait({leading, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -171,13 +196,9 @@ class Operator:
 
     async def _work(self) -> None:
         """Watch, list once, then reconcile; the listing comes before the first plan, so that nothing is missed."""
-        try:
-            await self._kube.list(POOLS, namespace=(self._options.namespaces or (None,))[0], field_selector=_NOTHING)
-        except NotFound as error:
-            raise MissingCRD(
-                "the API server does not know inferencepools.sglpool.io: install the CRD first, "
-                "`sglpool crd | kubectl apply --server-side -f -`"
-            ) from error
+        self._stands_by = False
+        self._metrics.leading.set(1)
+        await self._find_crd()
         async with (
             EventRecorder(self._kube, instance=_instance()) as events,
             self._sources,
@@ -186,24 +207,38 @@ class Operator:
             self._health,
             asyncio.TaskGroup() as group,
         ):
-            self._store.nodes.watched = await self._may_watch_nodes()
+            self._store.nodes.watched = await self._rights.may_watch_nodes()
             watching = group.create_task(self._watch(), name="watch")
             await self._resync.run_once()
             listing = group.create_task(self._resync.run_for_ever(period_s=self._options.resync_period_s))
+            asking = group.create_task(self._rights.run_for_ever())
             await self._queue.run(workers=self._options.workers, handler=self._reconciler(events), stop=self._stop)
             listing.cancel()
+            asking.cancel()
             # Stopped, kopf waits five seconds for tasks that it did not start, such as an open connection to /metrics;
             # cancelled, it does not. Its own have nothing to finish: events only put keys on a queue that has ended.
             watching.cancel()
 
-    async def _may_watch_nodes(self) -> bool:
-        """Whether this account has rights that an installation may leave out; kopf ends over a forbidden watch."""
-        try:
-            answers = [await self._kube.create(_access_review(verb)) for verb in ("list", "watch")]
-        except KubeError as error:
-            _LOG.info("nobody says whether nodes may be watched, so they are not: %s", error)
-            return False
-        return all((answer.get("status") or {}).get("allowed") for answer in answers)
+    async def _find_crd(self) -> None:
+        """Return when InferencePools are served: an installation creates the CRD in the moment in which we start.
+
+        Raises:
+            MissingCRD: They are not, after a while.
+        """
+        deadline_s = time.monotonic() + CRD_PATIENCE_S
+        while True:
+            try:
+                await self._kube.list(
+                    POOLS, namespace=(self._options.namespaces or (None,))[0], field_selector=_NOTHING
+                )
+                return
+            except NotFound as error:
+                if self._stop.is_set() or time.monotonic() > deadline_s:
+                    raise MissingCRD(
+                        "the API server does not know inferencepools.sglpool.io: install the CRD first, "
+                        "`sglpool crd | kubectl apply --server-side -f -`"
+                    ) from error
+            await asyncio.sleep(CRD_PAUSE_S)
 
     async def _watch(self) -> None:
         """Kopf's loop. It takes SIGTERM and SIGINT over and returns on them: its end is our stop; a failure raises."""
@@ -259,16 +294,6 @@ _LARGE_BLOCK_BYTES = 32 * 1024
 
 _NOTHING = "metadata.name=-"
 """A selector that nothing matches: the answer tells whether the resource exists, at no cost."""
-
-
-def _access_review(verb: str) -> Manifest:
-    """The question whether this account may do that with nodes."""
-    return {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "metadata": {},
-        "spec": {"resourceAttributes": {"verb": verb, "resource": "nodes"}},
-    }
 
 
 def own_namespace() -> str:

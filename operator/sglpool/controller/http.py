@@ -18,9 +18,24 @@ STUCK_S = 600.0
 
 
 def build_app(
-    *, queue: KeyedQueue[PoolKey], resync: Resync, metrics: Metrics, wall_clock_s: Callable[[], float]
+    *,
+    queue: KeyedQueue[PoolKey],
+    resync: Resync,
+    metrics: Metrics,
+    wall_clock_s: Callable[[], float],
+    stands_by: Callable[[], bool] = lambda: False,
+    waits_for: Callable[[], str] = lambda: "",
 ) -> web.Application:
-    """The web application."""
+    """The web application.
+
+    Args:
+        queue: Pools in line.
+        resync: The full listing.
+        metrics: Figures.
+        wall_clock_s: Unix time.
+        stands_by: Whether another replica works. Such a one is ready: otherwise a roll-out would wait for it for ever.
+        waits_for: What keeps it from working, empty if nothing does.
+    """
 
     async def healthz(_: web.Request) -> web.Response:
         if queue.oldest_s > STUCK_S:
@@ -30,6 +45,10 @@ def build_app(
         return web.Response(text="ok\n")
 
     async def readyz(_: web.Request) -> web.Response:
+        if waiting := waits_for():
+            return web.Response(status=503, text=f"{waiting}\n")
+        if stands_by():
+            return web.Response(text="ok: another replica holds the Lease, this one stands by\n")
         if resync.last_s is None:
             return web.Response(status=503, text="the first full listing is not done\n")
         return web.Response(text="ok\n")

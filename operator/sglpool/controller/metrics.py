@@ -14,6 +14,7 @@ from sglpool.api import names
 from sglpool.api.base import Manifest
 from sglpool.api.pool import Pool
 from sglpool.controller.poolfigures import PoolFigures
+from sglpool.kube.rights import Right
 from sglpool.plan import DeleteObject, MarkPod, Observed, ObservedPod, ReplicaLoad, Scale, Step
 from sglpool.plan.drain import IDLE_READS
 
@@ -32,6 +33,19 @@ class Metrics:
             "sglpool_api_requests",
             "Requests to the API server by verb, resource and status code; 0 means no answer.",
             ("verb", "resource", "code"),
+            registry=self.registry,
+        )
+        self.refused = 0
+        """Requests that the API server forbade."""
+        self.missing_permissions = Gauge(
+            "sglpool_missing_permissions",
+            "Rights that the operator's account lacks, 1 each; no series when it has them all.",
+            ("verb", "group", "resource", "namespace"),
+            registry=self.registry,
+        )
+        self.leading = Gauge(
+            "sglpool_leader",
+            "1: this replica works. 0: it waits for permissions or for the Lease.",
             registry=self.registry,
         )
         self.queue_wait = Histogram(
@@ -109,6 +123,14 @@ class Metrics:
         """Count one request to the API server."""
         del seconds
         self.requests.labels(verb, resource, str(code)).inc()
+        self.refused += code == 403
+
+    def observe_missing(self, rights: Sequence[Right]) -> None:
+        """Record which rights are missing now."""
+        self.missing_permissions.clear()
+        for right in rights:
+            place = (right.verb, right.resource.group, right.path, right.namespace or "")
+            self.missing_permissions.labels(*place).set(1)
 
     def observe_reconcile(self, result: str, seconds: float) -> None:
         """Record one reconcile."""
