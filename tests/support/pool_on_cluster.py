@@ -127,5 +127,21 @@ def is_ready(pod: dict[str, Any]) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
 
 
+def mark(pool: ClusterPool, name: str) -> tuple[str, str] | None:
+    """The uid of a pod that is being emptied, and its deadline; None of any other."""
+    metadata = pool.pods().get(name, {}).get("metadata", {})
+    deadline = (metadata.get("annotations") or {}).get("sglpool.io/drain-deadline")
+    return (metadata["uid"], deadline) if deadline is not None else None
+
+
+def is_gone(pool: ClusterPool, name: str, begun: tuple[str, str]) -> bool:
+    """Whether a pod that was being emptied is going or gone; until then its mark has to stand, to the same deadline."""
+    pod = pool.pods().get(name)
+    if pod is None or pod["metadata"]["uid"] != begun[0] or "deletionTimestamp" in pod["metadata"]:
+        return True
+    assert (pod["metadata"].get("annotations") or {}).get("sglpool.io/drain-deadline") == begun[1]
+    return False
+
+
 PoolMaker = Callable[..., ClusterPool]
 """Creates a small pool, with fields of spec replaced."""

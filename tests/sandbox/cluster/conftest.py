@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -41,6 +43,11 @@ class AgentCluster:
         done = self.sglpool(*arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
+
+    def replace_operator(self) -> None:
+        """End the operator as a lost node would, and start the next one."""
+        os.kill(self.sandbox.status().processes["operator"], signal.SIGKILL)
+        self.told("restart", "operator")
 
     def empty(self, namespace: str) -> None:
         """Have everything of a namespace gone, so that its GPUs are free."""

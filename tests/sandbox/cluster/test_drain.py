@@ -1,4 +1,7 @@
-"""Replicas go while agents work: nobody gets an error, and who reads the Events knows what it cost."""
+"""Replicas go while agents work: nobody gets an error, and who reads the Events knows what it cost.
+
+Not here: replicas that go for their health or their node (`test_health`, `test_nodes`).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 from sandbox.cluster.conftest import WARM_UP, AgentCluster
 from sandbox.cluster.engines import READY_S
 from support.agents import Agents
-from support.pool_on_cluster import PoolMaker, is_ready
+from support.pool_on_cluster import PoolMaker, is_gone, is_ready, mark
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(400)]
@@ -53,3 +56,44 @@ def test_a_roll_out_and_a_smaller_pool_cost_no_answer(cluster: AgentCluster, mak
     (down,) = told["ScaledDown"]
     cost = r"\d+ conversations? left, [\d,]+ warm tokens dropped, \d+ requests? cut\."
     assert re.fullmatch(rf"leaves-b200 to 1: leaves-b200-1 with {cost}", down)
+
+
+def test_a_drain_of_the_autoscaler_outlives_the_operator(cluster: AgentCluster, make_pool: PoolMaker) -> None:
+    """The next operator knows nothing of the load of the past, and grants no new time."""
+    pool = make_pool(
+        "goes-on",
+        autoscaling={"minReplicas": 1, "maxReplicas": 2},
+        gpus=[{"type": "B200", "targetRunningRequests": 2}],
+        router={"replicas": 1},
+        engine=WARM_UP | {"extraArgs": ["--stream-interval=500"]},
+        rollout={"drainTimeout": "45s"},
+    )
+    pool.wait_ready(READY_S)
+    agents = Agents(pool.router_address(), model="gpt-oss-120b")
+    with agents.busy(4):
+        wait_until(
+            lambda: pool.get()["status"]["summary"]["ready"] == "2/2",
+            timeout_s=READY_S,
+            describe=lambda: f"two replicas for the load; {pool.get()['status']}",
+        )
+    with agents.busy(1):
+        begun = wait_until(
+            lambda: mark(pool, "goes-on-b200-1"),
+            timeout_s=READY_S,
+            describe=lambda: f"one is being emptied; {pool.get()['status']}",
+        )
+        assert begun is not None
+        cluster.replace_operator()
+        wait_until(
+            lambda: is_gone(pool, "goes-on-b200-1", begun),
+            timeout_s=90,
+            describe=lambda: f"it goes; {pool.get()['status']}; {pool.events()}",
+        )
+        wait_until(lambda: len(pool.pods()) == 1, timeout_s=60, describe="it is gone")
+    assert pool.statefulset()["spec"]["replicas"] == 1
+    told = pool.events()
+    assert "DrainCancelled" not in told
+    assert len(told["DrainStarted"]) == 1
+    assert agents.answers.keys() == {200}, "nobody noticed"
+    history = pool.get()["status"]["autoscaling"]["history"]
+    assert [(one["from"], one["to"]) for one in history] == [(2, 1), (1, 2)], "and it decides nothing twice"

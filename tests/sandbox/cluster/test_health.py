@@ -12,7 +12,7 @@ from sandbox.cluster.conftest import WARM_UP, AgentCluster
 from sandbox.cluster.engines import READY_S
 from sglpool.plan.nodes import SHORT_S
 from support.agents import Agents
-from support.pool_on_cluster import COMMIT, PoolMaker
+from support.pool_on_cluster import COMMIT, PoolMaker, is_gone, mark
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(400)]
@@ -50,11 +50,16 @@ def test_a_replica_whose_speculation_collapses_is_replaced_and_its_peer_stays(
             timeout_s=FOUND_S,
             describe=lambda: f"it is found; {pool.get()['status']}; {agents.answers}",
         )
+        begun = wait_until(lambda: mark(pool, "ill-b200-1"), timeout_s=FOUND_S, describe="it is being emptied")
+        cluster.replace_operator()
+        assert begun is not None
         wait_until(
-            lambda: (
-                pool.pods().get("ill-b200-1", {"metadata": {"uid": before["ill-b200-1"]}})["metadata"]["uid"]
-                != before["ill-b200-1"]
-            ),
+            lambda: is_gone(pool, "ill-b200-1", begun),
+            timeout_s=FOUND_S,
+            describe=lambda: f"it goes, by the next operator; {pool.get()['status']}; {pool.events()}",
+        )
+        wait_until(
+            lambda: pool.pods().get("ill-b200-1", {"metadata": {"uid": begun[0]}})["metadata"]["uid"] != begun[0],
             timeout_s=FOUND_S,
             describe=lambda: f"it is replaced; {pool.get()['status']}; {pool.events()}",
         )
@@ -68,7 +73,8 @@ def test_a_replica_whose_speculation_collapses_is_replaced_and_its_peer_stays(
     assert figures, found
     assert float(figures[1]) <= 1.5
     assert int(figures[2]) >= 300
-    assert any("ill-b200-1: its accept length was" in message for message in told["DrainStarted"])
+    assert ["ill-b200-1: its accept length was" in message for message in told["DrainStarted"]] == [True]
+    assert "DrainCancelled" not in told
     assert any("its accept length was" in message for message in told["ReplicaReplaced"])
     after = {name: pod["metadata"]["uid"] for name, pod in pool.pods().items()}
     assert after["ill-b200-0"] == before["ill-b200-0"], "its peer stays"
