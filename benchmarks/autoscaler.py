@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common import RESULTS, Row, percentile, show, write_results
+from benchmarks.drain import drain_rows
 from benchmarks.ticks import tick_rows
+from benchmarks.windows import window_rows
 
 from sglpool.lab.fluid import STEP_S, Day, Fleet, Outcome, Scaler, simulate
 from sglpool.lab.fluid_scalers import HorizontalPodAutoscaler, KnativePodAutoscaler, Ours, policy_of, signals_of
@@ -38,6 +40,9 @@ class Settings:
 
     seeds: int = 6
     steps: int = 200
+    windows: int = 3
+    drains: int = 3
+    drained: int = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class Variant:
     blackouts: bool = False
 
 
-def ours(fleet: Fleet) -> Scaler:
+def ours(fleet: Fleet) -> Ours:
     """The operator's decision."""
     return Ours(policy=policy_of(fleet))
 
@@ -119,6 +124,8 @@ def measure(settings: Settings) -> list[Row]:
         *_day_rows(settings),
         *_variant_rows(settings),
         *_blackout_rows(settings),
+        *window_rows(settings.windows, lambda load: _fleet(load, 1, Variant(drain_s=DRAIN_S)), ours),
+        *drain_rows(settings.drains, replicas=settings.drained),
         *_step_rows(settings),
         _cpu_row(),
         *tick_rows(),
@@ -271,7 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="one day and ten steps: a smoke test, not a figure")
     parser.add_argument("--out", type=Path, help="file of results (default benchmarks/results/autoscaler.json)")
     options = parser.parse_args(arguments)
-    settings = Settings(seeds=1, steps=10) if options.quick else Settings()
+    settings = Settings(seeds=1, steps=10, windows=1, drains=1, drained=10) if options.quick else Settings()
     started_s = time.process_time()
     found = measure(settings)
     print(f"{time.process_time() - started_s:.0f} s of CPU", file=sys.stderr)

@@ -13,6 +13,8 @@ from typing import Protocol
 
 DAY_S = 86_400.0
 STEP_S = 5.0
+ABOVE, FAR_ABOVE = 1.2, 1.5
+"""Requests on a serving replica, as a share of its target, beyond which a pool is overloaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,17 @@ class Fleet:
         while self.pods and self.pods[-1].leaves_s is not None and self.pods[-1].leaves_s <= now_s:
             self.pods.pop()
 
+    def end_drain(self, uid: str, now_s: float) -> None:
+        """Let a replica that drains be done with it: it goes once those above it have gone."""
+        for pod in self.pods:
+            if pod.uid == uid and pod.leaves_s is not None:
+                pod.leaves_s = min(pod.leaves_s, now_s)
+
+    @property
+    def staying(self) -> int:
+        """Replicas that do not drain."""
+        return sum(pod.leaves_s is None for pod in self.pods)
+
     def serving(self, now_s: float) -> int:
         """Replicas that are ready and stay."""
         return sum(pod.ready_s <= now_s and pod.leaves_s is None for pod in self.pods)
@@ -140,14 +153,15 @@ class Outcome:
     """What a day was like.
 
     Attributes:
-        above: share of the time with more than 1.2 of the target on a serving replica.
-        far_above: the same with 1.5.
+        above: share of the time with more than `ABOVE` of the target on a serving replica.
+        far_above: the same with `FAR_ABOVE`.
         over_ideal: replica-hours beyond those of replicas that come and go at once, as a share of these.
         scale_ups: decisions to grow.
         scale_downs: decisions to shrink.
         removed: replicas that were let go.
         blind_scale_downs: decisions to shrink while the load could not be read.
         sizes: wanted replicas at every step.
+        carried: requests on a serving replica, as a share of the target, at every step.
     """
 
     above: float = 0.0
@@ -158,6 +172,7 @@ class Outcome:
     removed: int = 0
     blind_scale_downs: int = 0
     sizes: list[int] = field(default_factory=list)
+    carried: list[float] = field(default_factory=list)
 
 
 def simulate(
@@ -165,6 +180,7 @@ def simulate(
     fleet: Fleet,
     scaler: Scaler,
     *,
+    begin_s: float = 0.0,
     readable: Callable[[float], bool] = lambda _now_s: True,
 ) -> Outcome:
     """Let a scaler run a fleet under a load, one value of it per step.
@@ -173,12 +189,13 @@ def simulate(
         load: concurrent requests at every step.
         fleet: the replicas, filled.
         scaler: what decides.
+        begin_s: time of the first value: a fleet and a scaler that have come to there can be taken on from it.
         readable: whether the load can be read at a time.
     """
     found = Outcome()
-    wanted, next_s, paid, ideal = len(fleet.pods), 0.0, 0.0, 0.0
+    wanted, next_s, paid, ideal = fleet.staying, begin_s, 0.0, 0.0
     for step, demand in enumerate(load):
-        now_s = step * STEP_S
+        now_s = begin_s + step * STEP_S
         if now_s >= next_s:
             next_s = now_s + scaler.every_s
             seen = demand if readable(now_s) else None
@@ -186,11 +203,12 @@ def simulate(
             _count(found, before, wanted, seen is None)
         fleet.resize(wanted, now_s)
         carried = demand / max(1e-9, fleet.serving(now_s) * fleet.target)
-        found.above += carried > 1.2
-        found.far_above += carried > 1.5
+        found.above += carried > ABOVE
+        found.far_above += carried > FAR_ABOVE
         paid += len(fleet.pods)
         ideal += demand / fleet.target
         found.sizes.append(wanted)
+        found.carried.append(carried)
     found.above /= len(load)
     found.far_above /= len(load)
     found.over_ideal = paid / ideal - 1

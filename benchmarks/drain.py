@@ -1,0 +1,114 @@
+"""A scale-down from 50 to 40 replicas under interactive conversations: what it costs those who lived on what went.
+
+The policy is the product's own, on simulated engines; what goes drains for ten minutes, the highest ordinals first.
+Beside it the same clients on replicas that stay. Who lives on a replica that drains leaves when there is nothing to
+keep (the conversation ends or is compacted, or another replica still has it), and otherwise stays until the time is
+over. Two figures count who is left then. *Forced* is a conversation that was at work, seen within the last 60 seconds,
+which is what the product calls not idle: it computes its prompt anew in the middle of its work. The others pause; if
+their user comes back in the next ten minutes, longer than any pause here, they do so then. That is a second figure.
+Leaving at an earlier pause would make it smaller and the number of prompts computed anew larger, since many
+conversations end, or are compacted, before they would have to go.
+Not here: when a pool shrinks (`autoscaler`), and the rules (`routing`).
+"""
+
+from dataclasses import dataclass, replace
+
+from benchmarks.common import Row
+
+from sglpool.lab.figures import Figures, ttft_p99_between
+from sglpool.lab.scenario import Resize, Scenario
+from sglpool.lab.simulator import Simulator
+from sglpool.lab.workload import LONGEST_USER_GAP_S, Kind
+
+FORCED_GOAL_PERCENT, TTFT_GOAL, GONE_GOAL_S = 3.0, 1.1, 660.0
+WARMUP_S, DRAIN_S = 460.0, 600.0
+LEAVE_S = 60.0
+"""After the deadline: the rest of the minutes that the goal allows."""
+TAIL_S = 120.0
+"""Who has asked is waited for, or else the slowest would be missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pair:
+    """A scale-down, and the same clients without one."""
+
+    clients: int
+    figures: Figures
+    ttft_p99_s: float
+    steady_p99_s: float
+    later_p99_s: float
+    gone_s: float
+    cut: int
+
+    @property
+    def paused(self) -> int:
+        """Conversations that lost their cache during a pause."""
+        return self.figures.forced_warm_moves - self.figures.forced_at_work
+
+
+def drain_rows(seeds: int, *, replicas: int = 50) -> list[Row]:
+    """The figures of scale-downs by a fifth, means over so many seeds, the longest of all for times."""
+    fewer = replicas * 4 // 5
+    pairs = [_pair(replicas, fewer, seed) for seed in range(1, seeds + 1)]
+    what = f"{replicas} to {fewer} replicas, interactive, {DRAIN_S:.0f} s to drain"
+    return [
+        Row(
+            figure=f"{what}: conversations forced, at work when the time was over",
+            value=_mean([pair.figures.forced_at_work / pair.clients * 100 for pair in pairs]),
+            unit="%",
+            goal=FORCED_GOAL_PERCENT,
+        ),
+        Row(
+            figure="the same: conversations that paused then, and came back to a cold cache",
+            value=_mean([pair.paused / pair.clients * 100 for pair in pairs]),
+            unit="%",
+        ),
+        Row(
+            figure=f"the same: TTFT p99 while it drains ({_mean([pair.ttft_p99_s for pair in pairs]):.1f} s) "
+            f"to that of {replicas} that stay",
+            value=_mean([pair.ttft_p99_s / pair.steady_p99_s for pair in pairs]),
+            unit="x",
+            goal=TTFT_GOAL,
+        ),
+        Row(
+            figure=f"the same: TTFT p99 in the ten minutes after it, on {fewer}",
+            value=_mean([pair.later_p99_s for pair in pairs]),
+            unit="s",
+        ),
+        Row(
+            figure="the same: requests refused or cut",
+            value=sum(pair.figures.refused + pair.cut for pair in pairs),
+            unit="1",
+            goal=0,
+        ),
+        Row(
+            figure="the same: until all have gone, the longest",
+            value=max(pair.gone_s for pair in pairs),
+            unit="s",
+            goal=GONE_GOAL_S,
+        ),
+    ]
+
+
+def _pair(replicas: int, fewer: int, seed: int) -> _Pair:
+    after_s = DRAIN_S + LONGEST_USER_GAP_S
+    calm = Scenario(kind=Kind.INTERACTIVE, replicas=fewer, seconds=WARMUP_S + after_s, warmup_s=WARMUP_S, seed=seed)
+    steady = replace(calm, replicas=replicas, sessions=calm.clients)
+    run = Simulator(replace(steady, resize=Resize(at_s=WARMUP_S, replicas=fewer, drain_s=DRAIN_S)))
+    figures = run.run()
+    control = Simulator(replace(steady, seconds=WARMUP_S + DRAIN_S + LEAVE_S + TAIL_S))
+    control.run()
+    until_s = WARMUP_S + DRAIN_S + LEAVE_S
+    return _Pair(
+        clients=calm.clients,
+        figures=figures,
+        ttft_p99_s=ttft_p99_between(run.tally, WARMUP_S, until_s),
+        steady_p99_s=ttft_p99_between(control.tally, WARMUP_S, until_s),
+        later_p99_s=ttft_p99_between(run.tally, until_s, calm.seconds),
+        gone_s=max(run.removed_s.values()) - WARMUP_S,
+        cut=run.tally.cut,
+    )
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
