@@ -3,6 +3,7 @@
 Every scenario has 50 simulated replicas with about five requests each; the policy knows what a real router knows
 (lengths of bodies, usage of ended responses, snapshots of engines). Peers are other policies on the same clients in the
 same run. Deterministic but for the figure of CPU time. Run it with `python -m benchmarks.balance`.
+Not here: a pool that shrinks (`drain`, with the autoscaler's figures).
 """
 
 import argparse
@@ -18,7 +19,6 @@ from sglpool.lab.figures import Figures, seconds_to_share, vmr_between
 from sglpool.lab.scenario import Resize, Scenario
 from sglpool.lab.simulator import Simulator
 from sglpool.lab.workload import Kind
-from sglpool.routing.types import Rule
 
 VMR_GOALS = {Kind.AUTONOMOUS: 0.35, Kind.THICK: 0.40, Kind.INTERACTIVE: 0.50}
 HIT_GOAL_POINTS = 0.5
@@ -26,7 +26,7 @@ TTFT_GOAL = 0.6
 ROUTERS_GOAL = 1.2
 POLL_S, HEARTBEAT_S = 5.0, 1.0
 SHARE_OF_MEAN, WINDOW_S = 0.8, 15
-DRAIN_S, DRAIN_MORE_S, GROWTH_MORE_S = 600.0, 240.0, 100.0
+GROWTH_MORE_S = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def measure(settings: Settings, trace: str) -> list[Row]:
     if trace:
         for kind in (Kind.AUTONOMOUS, Kind.INTERACTIVE):
             found += _kind_rows(runs, replace(settings.compared(kind), trace=trace), f"recorded, {kind}")
-    found += _router_rows(runs, settings) + _growth_rows(runs, settings) + _drain_rows(runs, settings)
+    found += _router_rows(runs, settings) + _growth_rows(runs, settings)
     return [*found, Row(figure="CPU time of a simulated hour", value=runs.cpu_s / runs.simulated_s * 3600, unit="s")]
 
 
@@ -216,30 +216,6 @@ def _growth_rows(runs: _Runs, settings: Settings) -> list[Row]:
             "session hash",
             vmr_between(hashed.tally.samples, at_s + 300, scenario.seconds),
         ),
-    ]
-
-
-def _drain_rows(runs: _Runs, settings: Settings) -> list[Row]:
-    """50 replicas become 40; what goes drains for 600 s."""
-    scenario = settings.changed(Kind.INTERACTIVE, more_s=DRAIN_MORE_S)
-    fewer = settings.replicas * 4 // 5
-    drain_s = min(DRAIN_S, settings.measured_s)
-    resize = Resize(at_s=settings.warmup_s + 60, replicas=fewer, drain_s=drain_s)
-    run, found = runs.run(replace(scenario, resize=resize, sessions=scenario.clients * 4 // 5))
-    alive = max(1, len(run.alive_at_resize))
-    what = f"{settings.replicas} to {fewer} replicas, interactive"
-    return [
-        _context(
-            f"{what}, {drain_s:.0f} s to drain: warm moves by force",
-            found.forced_warm_moves / alive * 100,
-            "% of conversations",
-        ),
-        _context(
-            f"{what}: of these, at work when the time was over",
-            found.rules.get(Rule.DRAIN_MOVE, 0) / alive * 100,
-            "% of conversations",
-        ),
-        _context(f"{what}: TTFT p99", found.ttft_p99_s, "s"),
     ]
 
 
