@@ -222,7 +222,9 @@ class Picker(_Server):
         if self.refuse is not None:
             await self._send(self.refuse, reader, writer)
             return
+        asked = [seen.headers.get(name) for name in (names.HEADER_KEY_SESSION, names.HEADER_KEY_CONVERSATION)]
         headers = {names.HEADER_DESTINATION: self.destination, names.HEADER_PICK: self.pick}
+        headers[names.HEADER_MEMO] = f"{self.destination} " + "\t".join(each for each in asked if each)
         await self._send(Answer(headers=headers, chunks=()), reader, writer)
 
     def last(self) -> Seen:

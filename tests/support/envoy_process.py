@@ -171,11 +171,17 @@ class EnvoyProcess:
         self._write(names.LDS_FILE, listener.listener(self.shape, api_keys))
 
     def access_log(self) -> list[dict[str, str]]:
-        """Every entry so far, by the names of its fields."""
+        """Every entry so far, by the names of its fields and of what the answer said."""
         path = self.folder / names.ACCESS_LOG
         lines = path.read_text().splitlines() if path.exists() else []
         keys = [name for name, _ in names.ACCESS_LOG_FIELDS]
-        return [dict(zip(keys, line.split("\t"), strict=True)) for line in lines]
+        entries = [dict(zip(keys, line.split("\t"), strict=True)) for line in lines]
+        nothing = ",".join("-" for _ in names.ANSWER_FIELDS)
+        for entry in entries:
+            said = entry.pop("answer")
+            values = (nothing if said == "-" else said).split(",")
+            entry.update(zip(names.ANSWER_FIELDS, values, strict=True))
+        return entries
 
     def wait_logged(self, count: int = 1) -> list[dict[str, str]]:
         """The access log, once it has so many entries."""

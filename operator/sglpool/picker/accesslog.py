@@ -19,7 +19,7 @@ from pathlib import Path
 from sglpool.picker.admin import AdminError, AdminGone
 from sglpool.picker.ledger import Entry
 from sglpool.picker.metrics import Metrics
-from sglpool.routing.pickerconfig import ACCESS_LOG_FIELDS
+from sglpool.routing.pickerconfig import ACCESS_LOG_FIELDS, ANSWER_FIELDS
 
 PERIOD_S = 0.02
 ROTATE_BYTES = 4 * 2**20
@@ -32,9 +32,8 @@ RETRY_S = 5.0
 _LOG = logging.getLogger("sglpool.picker")
 _INDEX = {name: at for at, (name, _) in enumerate(ACCESS_LOG_FIELDS)}
 _PICK, _UPSTREAM, _STATUS, _FLAGS = _INDEX["pick"], _INDEX["upstream"], _INDEX["status"], _INDEX["flags"]
-_ATTEMPTS, _FINISH, _REFUSED = _INDEX["attempts"], _INDEX["finish"], _INDEX["refused"]
-_PROMPT, _CACHED = _INDEX["prompt_tokens"], _INDEX["cached_tokens"]
-_COMPLETION = _INDEX["completion_tokens"]
+_ATTEMPTS, _ANSWER = _INDEX["attempts"], _INDEX["answer"]
+_SILENT = ["-"] * len(ANSWER_FIELDS)
 _GONE_FLAGS = ("DC", "DPE")
 """Envoy's response flags for a client that left or broke the protocol."""
 
@@ -50,26 +49,31 @@ def parse_line(line: str) -> Entry | None:
         raise ValueError(f"{len(parts)} fields instead of {len(ACCESS_LOG_FIELDS)}")
     if parts[_PICK] == "-":
         return None
-    upstream, flags, finish = parts[_UPSTREAM], parts[_FLAGS], parts[_FINISH]
+    upstream, flags, said = parts[_UPSTREAM], parts[_FLAGS], parts[_ANSWER]
+    # Envoy quotes a text of its metadata in some versions.
+    answer = _SILENT if said == "-" else said.strip('"').split(",")
+    if len(answer) != len(_SILENT):
+        raise ValueError(f"{len(answer)} fields of an answer instead of {len(_SILENT)}")
+    finish, prompt, cached, completion, refused = answer
     status = int(parts[_STATUS])
-    gone = any(flag in flags.split(",") for flag in _GONE_FLAGS)
+    gone = flags != "-" and any(flag in flags.split(",") for flag in _GONE_FLAGS)
     return Entry(
         pick_id=parts[_PICK],
         upstream=None if upstream == "-" else upstream,
         status=status,
         flags=flags,
         attempts=_number(parts[_ATTEMPTS]) or 0,
-        finish="abort" if gone else "unknown" if finish == "-" else finish.strip('"'),
-        prompt_tokens=_number(parts[_PROMPT]),
-        cached_tokens=_number(parts[_CACHED]),
-        completion_tokens=_number(parts[_COMPLETION]),
+        finish="abort" if gone else "unknown" if finish == "-" else finish,
+        prompt_tokens=_number(prompt),
+        cached_tokens=_number(cached),
+        completion_tokens=_number(completion),
         # An engine's own 503; Envoy's has no upstream, or a flag.
-        refused=parts[_REFUSED].strip('"') == "true" or (status == 503 and upstream != "-" and flags == "-"),
+        refused=refused == "true" or (status == 503 and upstream != "-" and flags == "-"),
     )
 
 
 def _number(text: str) -> int | None:
-    return None if text == "-" else int(float(text.strip('"')))
+    return None if text == "-" else int(text)
 
 
 class AccessLog:

@@ -19,7 +19,13 @@ from typing import Protocol, cast
 from sglpool.picker.ledger import Picked, Refused
 from sglpool.picker.metrics import Metrics
 from sglpool.routing.keys import key_of
-from sglpool.routing.pickerconfig import HEADER_DESTINATION, HEADER_PICK
+from sglpool.routing.pickerconfig import (
+    HEADER_DESTINATION,
+    HEADER_KEY_CONVERSATION,
+    HEADER_KEY_SESSION,
+    HEADER_MEMO,
+    HEADER_PICK,
+)
 from sglpool.routing.types import ConversationKey
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -100,9 +106,9 @@ class AuthzProtocol(asyncio.Protocol):
             while self._task is None and (question := self._next()) is not None:
                 found = self._decider.decide(key_of(question), question)
                 if isinstance(found, Awaitable):
-                    self._task = asyncio.ensure_future(self._later(found, began_s))
+                    self._task = asyncio.ensure_future(self._later(found, question, began_s))
                 else:
-                    self._answer(found, began_s)
+                    self._answer(found, question, began_s)
         except BadRequest as problem:
             self._metrics.bad_requests.inc()
             self._buffer = b""
@@ -110,18 +116,18 @@ class AuthzProtocol(asyncio.Protocol):
                 self._transport.write(problem.args[0])
                 self._transport.close()
 
-    async def _later(self, found: Awaitable[Answer], began_s: float) -> None:
+    async def _later(self, found: Awaitable[Answer], question: Mapping[str, str], began_s: float) -> None:
         try:
             answer = await found
         finally:
             self._task = None
-        self._answer(answer, began_s)
+        self._answer(answer, question, began_s)
         if self._buffer:
             self._serve(time.perf_counter())
 
-    def _answer(self, answer: Answer, began_s: float) -> None:
+    def _answer(self, answer: Answer, question: Mapping[str, str], began_s: float) -> None:
         if self._transport is not None:
-            self._transport.write(render(answer))
+            self._transport.write(render(answer, memo_key(question)))
         self._metrics.decision_s.observe(time.perf_counter() - began_s)
 
     def _next(self) -> dict[str, str] | None:
@@ -186,15 +192,28 @@ def _body_bytes(headers: Mapping[str, str]) -> int:
     return length
 
 
-def render(answer: Answer) -> bytes:
-    """The bytes of an answer. Never 5xx: Envoy would let the request through and count an error."""
+def memo_key(question: Mapping[str, str]) -> str:
+    """What Envoy's script calls the conversation, empty if nothing names it."""
+    session, conversation = question.get(HEADER_KEY_SESSION, ""), question.get(HEADER_KEY_CONVERSATION)
+    return f"{session}\t{conversation}" if conversation else session
+
+
+def render(answer: Answer, memo: str = "") -> bytes:
+    """The bytes of an answer. Never 5xx: Envoy would let the request through and count an error.
+
+    Args:
+        answer: the answer.
+        memo: the conversation as Envoy's script named it: it gets it back with the destination, to remember both.
+    """
     if answer is None:
         return _NO_PICK
     if isinstance(answer, Picked):
+        told = f"{HEADER_MEMO}: {answer.destination} {memo}\r\n" if memo else ""
+        # A key is as the client wrote it, byte for byte.
         return (
             f"HTTP/1.1 200 OK\r\n{HEADER_DESTINATION}: {answer.destination}\r\n"
-            f"{HEADER_PICK}: {answer.pick_id}\r\ncontent-length: 0\r\n\r\n"
-        ).encode("ascii")
+            f"{HEADER_PICK}: {answer.pick_id}\r\n{told}content-length: 0\r\n\r\n"
+        ).encode("latin-1")
     wait_s = max(1, math.ceil(answer.retry_after_s))
     return f"HTTP/1.1 429 Too Many Requests\r\nretry-after: {wait_s}\r\ncontent-length: 0\r\n\r\n".encode("ascii")
 

@@ -39,9 +39,16 @@ HEADER_REQUEST_ID = "x-request-id"
 # Picker to Envoy.
 HEADER_DESTINATION = "x-sglpool-destination"
 HEADER_PICK = "x-sglpool-pick"
+HEADER_MEMO = "x-sglpool-memo"
+"""Destination, a blank, and the key that was asked about (session, or session, tab, conversation): Envoy puts it on the
+response, where its script reads it, so as to know the destination while the picker is away. No client sees it."""
 
 METADATA_NAMESPACE = "sglpool"
-"""Dynamic metadata in which the scan of the response leaves finish, usage and refusal for the access log."""
+METADATA_ANSWER = "answer"
+"""Dynamic metadata in which the scan of the response leaves `ANSWER_FIELDS`, joined by commas, for the access log."""
+
+ANSWER_FIELDS = ("finish", "prompt_tokens", "cached_tokens", "completion_tokens", "refused")
+"""What a response says about itself. `-` stands for an absent value."""
 
 CLUSTER_NAME = "engines"
 """Name of Envoy's cluster of engines, and of its load assignment in the EDS file."""
@@ -55,13 +62,10 @@ ACCESS_LOG_FIELDS: tuple[tuple[str, str], ...] = (
     ("sent_bytes", "%BYTES_SENT%"),
     ("duration_ms", "%DURATION%"),
     ("attempts", "%UPSTREAM_REQUEST_ATTEMPT_COUNT%"),
-    ("finish", f"%DYNAMIC_METADATA({METADATA_NAMESPACE}:finish)%"),
-    ("prompt_tokens", f"%DYNAMIC_METADATA({METADATA_NAMESPACE}:prompt_tokens)%"),
-    ("cached_tokens", f"%DYNAMIC_METADATA({METADATA_NAMESPACE}:cached_tokens)%"),
-    ("completion_tokens", f"%DYNAMIC_METADATA({METADATA_NAMESPACE}:completion_tokens)%"),
-    ("refused", f"%DYNAMIC_METADATA({METADATA_NAMESPACE}:refused)%"),
+    ("answer", f"%DYNAMIC_METADATA({METADATA_NAMESPACE}:{METADATA_ANSWER})%"),
 )
-"""One line of the access log: fields by name, each with Envoy's operator for it. `-` stands for an absent value.
+"""One line of the access log: fields by name, each with Envoy's operator for it. `-` stands for an absent value, and
+the last is a list of `ANSWER_FIELDS`.
 
 No field holds bytes that a client chose, so that tabs separate them safely: the pick id is the picker's own, the rest
 Envoy's or the response scan's numbers and words.

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from sglpool.routing import pickerconfig as names
+from support.envoy_peers import Answer
 from support.envoy_process import endpoint
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
@@ -28,6 +30,42 @@ def placed(make_router: Callable[..., Any]) -> Any:
     router.pick(router.engines[2], router.engines[3])
     assert {ask(router, session) for session in SESSIONS} == {2}
     return router
+
+
+def test_the_picker_is_not_told_and_no_client_learns_where_it_went(placed: Any) -> None:
+    reply = placed.envoy.request(body=CHAT, headers={"x-session-id": "s0"})
+    assert not [name for name in reply.headers if name.startswith("x-sglpool")]
+    assert names.HEADER_DESTINATION not in placed.picker.last().headers
+    placed.picker.refuse = Answer(status=429, headers={"retry-after": "3"})
+    reply = placed.envoy.request(body=CHAT, headers={"x-session-id": "s0"})
+    assert (reply.status, [name for name in reply.headers if name.startswith("x-sglpool")]) == (429, [])
+
+
+def test_a_picker_without_an_opinion_leaves_the_conversation_where_it_was(placed: Any) -> None:
+    placed.picker.refuse = Answer(status=200, chunks=())
+    assert {ask(placed, session) for session in SESSIONS} == {2}
+
+
+def test_conversations_without_a_key_of_their_own_are_remembered(placed: Any) -> None:
+    question = {"model": "m", "messages": [{"role": "user", "content": "a question of its own"}]}
+
+    def ask_it() -> list[int]:
+        before = placed.counts()
+        assert placed.envoy.request(body=question).status == 200
+        return [new - old for old, new in zip(before, placed.counts(), strict=True)]
+
+    assert ask_it() == [0, 0, 1, 0]
+    placed.picker.kill()
+    assert [ask_it() for _ in range(3)] == [[0, 0, 1, 0]] * 3
+
+
+def test_what_an_engine_refused_is_remembered_too(placed: Any) -> None:
+    placed.pick(placed.engines[1])
+    placed.engines[1].answer = Answer(status=400)
+    assert placed.envoy.request(body=CHAT, headers={"x-session-id": "s0"}).status == 400
+    placed.picker.kill()
+    placed.engines[1].answer = Answer()
+    assert ask(placed, "s0") == 1
 
 
 def test_conversations_stay_while_the_picker_is_dead(placed: Any) -> None:
@@ -82,11 +120,11 @@ def test_what_is_remembered_is_bounded(make_router: Callable[..., Any], monkeypa
     from sglpool.render.envoy import luascript
 
     monkeypatch.setattr(luascript, "MOST_REMEMBERED", 4)
-    luascript.remembering.cache_clear()
+    luascript.source.cache_clear()
     try:
         router = make_router(4)
     finally:
-        luascript.remembering.cache_clear()
+        luascript.source.cache_clear()
     router.pick(router.engines[2])
     for session in SESSIONS:
         ask(router, session)

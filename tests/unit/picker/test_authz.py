@@ -75,6 +75,29 @@ def test_the_headers_decide_the_conversation():
     assert reservation.body_bytes == 400_000
 
 
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        (b"", b"abc"),
+        (b"x-sglpool-key-conversation: d e\r\n", b"abc\td e"),
+        (b"x-sglpool-key-conversation: \xe9\r\n", b"abc\t\xe9"),
+    ],
+)
+def test_envoy_is_told_which_conversation_goes_where(more: bytes, name: bytes):
+    protocol, wire, decider = connect()
+    protocol.data_received(QUESTION.replace(b"x-sglpool-length", more + b"x-sglpool-length"))
+    (reservation,) = decider._ledger.reservations.values()
+    assert b"\r\nx-sglpool-memo: " + reservation.address.encode() in wire.sent
+    assert b" " + name + b"\r\ncontent-length: 0" in wire.sent
+
+
+def test_a_request_of_no_conversation_is_not_remembered():
+    protocol, wire, _ = connect()
+    protocol.data_received(QUESTION.replace(b"X-Sglpool-Key-Session: abc\r\n", b""))
+    assert b"x-sglpool-destination" in wire.sent
+    assert b"x-sglpool-memo" not in wire.sent
+
+
 def test_a_body_is_stepped_over():
     protocol, wire, _ = connect()
     protocol.data_received(QUESTION.replace(b"content-length: 0", b"content-length: 5") + b"hel")

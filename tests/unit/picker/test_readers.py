@@ -17,7 +17,12 @@ from sglpool.picker.metrics import Metrics
 from sglpool.picker.polls import BadAnswer, parse_loads
 from sglpool.picker.snapshots import Snapshots, absorb_lines
 from sglpool.picker.views import variance_to_mean
-from sglpool.routing.pickerconfig import ACCESS_LOG_FIELDS, PickerConfigError, parse_picker_config
+from sglpool.routing.pickerconfig import (
+    ACCESS_LOG_FIELDS,
+    ANSWER_FIELDS,
+    PickerConfigError,
+    parse_picker_config,
+)
 from unit.picker.parts import Clock, config, key, make_ledger, picked
 
 GOOD = {
@@ -38,7 +43,9 @@ GOOD = {
 
 
 def line(**changes: str) -> str:
-    return "\t".join({**GOOD, **changes}[name] for name, _ in ACCESS_LOG_FIELDS)
+    values = {**GOOD, **changes}
+    values.setdefault("answer", ",".join(values[name] for name in ANSWER_FIELDS))
+    return "\t".join(values[name] for name, _ in ACCESS_LOG_FIELDS)
 
 
 def parsed(**changes: str) -> Entry:
@@ -57,6 +64,13 @@ def test_a_line_is_read_field_by_field():
 def test_what_a_line_leaves_out_is_unknown():
     entry = parsed(upstream="-", finish="-", prompt_tokens="-", cached_tokens="-", completion_tokens="-")
     assert (entry.upstream, entry.finish, entry.prompt_tokens, entry.cached_tokens) == (None, "unknown", None, None)
+    silent = parsed(answer="-")
+    assert (silent.finish, silent.prompt_tokens, silent.completion_tokens, silent.refused) == (
+        "unknown",
+        None,
+        None,
+        False,
+    )
     assert parse_line(line(pick="-")) is None
 
 
@@ -79,7 +93,9 @@ def test_a_client_that_left_aborted():
     assert parsed(flags="URX,DC").finish == "abort"
 
 
-@pytest.mark.parametrize("text", ["", "a\tb", line() + "\tmore", line(status="x"), line(prompt_tokens="many")])
+@pytest.mark.parametrize(
+    "text", ["", "a\tb", line() + "\tmore", line(status="x"), line(prompt_tokens="many"), line(answer="stop,1")]
+)
 def test_what_is_no_line_is_refused(text):
     with pytest.raises(ValueError, match=r"fields|invalid|convert"):
         parse_line(text)

@@ -1,8 +1,8 @@
--- The conversation's key, as two headers for the picker and for the ring hash.
--- KEY_HEADERS and BUFFER_BYTES stand in front of this text. No byte of a body leaves Envoy: a request without any of
+-- The conversation's key, as two headers for the picker and for the ring hash, and where it went the last time.
+-- Names of headers, KEY_HEADERS, BUFFER_BYTES and `remember.lua` stand in front of this text, and nobody outside can
+-- have set what is set here. No byte of a body leaves Envoy: a request without any of
 -- the headers gets a hash of its first user message, which stays the same as the conversation grows.
 
-local SESSION, CONVERSATION = "x-sglpool-key-session", "x-sglpool-key-conversation"
 local LONGEST_KEY = 128
 -- How far into a body the first user message is looked for (tools and system may stand before it), a piece at a time.
 local SCAN_BYTES, PIECE_BYTES = 2097152, 65536
@@ -116,25 +116,36 @@ local function fingerprint(body)
   return nil
 end
 
+-- Session and conversation (nil where the session is one) as the client's harness names them, or nil.
 local function from_headers(headers)
   for i = 1, #KEY_HEADERS do
     local session = headers:get(KEY_HEADERS[i][1])
     if session and session ~= "" then
-      headers:replace(SESSION, short(session))
       local name = KEY_HEADERS[i][2]
       local conversation = name and headers:get(name)
-      if conversation and conversation ~= "" then
-        headers:replace(CONVERSATION, short(conversation))
-      end
-      return true
+      return short(session), conversation and conversation ~= "" and short(conversation) or nil
     end
   end
-  return false
+  return nil
+end
+
+-- A destination that is remembered is only what is left when the picker says nothing: its answer replaces it.
+local function note(headers, session, conversation)
+  headers:add(SESSION, session)
+  if conversation then
+    headers:add(CONVERSATION, conversation)
+  end
+  local destination = recall(memo_key(session, conversation))
+  if destination then
+    headers:add(DESTINATION, destination)
+  end
 end
 
 function envoy_on_request(handle)
   local headers = handle:headers()
-  if from_headers(headers) then
+  local session, conversation = from_headers(headers)
+  if session then
+    note(headers, session, conversation)
     return
   end
   -- What does not fit the buffer goes without a key rather than not at all.
@@ -149,8 +160,6 @@ function envoy_on_request(handle)
   local key = fingerprint(body)
   if key then
     -- Asked for again: waiting for the body has made the first one invalid.
-    headers = handle:headers()
-    headers:replace(SESSION, key)
-    headers:replace(CONVERSATION, key)
+    note(handle:headers(), key, key)
   end
 end

@@ -11,7 +11,7 @@ from typing import Any
 
 from sglpool.render.envoy import replies, routes
 from sglpool.render.envoy.bootstrap import TLS_FILE, TLS_SECRET
-from sglpool.render.envoy.luascript import remembering, source
+from sglpool.render.envoy.luascript import source
 from sglpool.render.envoy.shape import BUFFER_BYTES, RouterShape
 from sglpool.routing import pickerconfig as names
 
@@ -28,8 +28,6 @@ _TO_PICKER = (
 )
 _OURS = (*_FROM_PICKER, names.HEADER_KEY_SESSION, names.HEADER_KEY_CONVERSATION, names.HEADER_LENGTH)
 """Headers that mean something inside the router, and that nobody outside may set."""
-
-_REMEMBER = {"name": "remember"}
 
 
 def listener(shape: RouterShape, api_keys: Mapping[str, str]) -> dict[str, Any]:
@@ -93,7 +91,6 @@ def _filters(shape: RouterShape, api_keys: Mapping[str, str]) -> Sequence[dict[s
     )
     filters.append(_filter("lua", "lua.v3.Lua", default_source_code={"inline_string": source()}))
     filters.append(_picker())
-    filters.append(_filter("lua", "lua.v3.Lua", default_source_code={"inline_string": remembering()}) | _REMEMBER)
     filters.append(_filter("router", "router.v3.Router", suppress_envoy_headers=True))
     return filters
 
@@ -103,11 +100,15 @@ def _filter(name: str, kind: str, **config: Any) -> dict[str, Any]:
 
 
 def _own_headers() -> dict[str, Any]:
-    """Take away what a client may not say, then note the length: the picker's check shows it as 0."""
+    """Take away what a client may not say, then note the length: the picker's check shows it as 0.
+
+    And what a client need not know, on the way back: here every other filter has seen the response.
+    """
     length = {"key": names.HEADER_LENGTH, "value": "%REQ(content-length)%"}
     mutations: list[dict[str, Any]] = [{"remove": name} for name in _OURS]
     mutations.append({"append": {"header": length, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}})
-    return _filter("header_mutation", "header_mutation.v3.HeaderMutation", mutations={"request_mutations": mutations})
+    both = {"request_mutations": mutations, "response_mutations": [{"remove": names.HEADER_MEMO}]}
+    return _filter("header_mutation", "header_mutation.v3.HeaderMutation", mutations=both)
 
 
 def _authentication(api_keys: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -131,7 +132,10 @@ def _says(header: str, value: str) -> dict[str, Any]:
 
 
 def _picker() -> dict[str, Any]:
-    """Ask the picker; without its answer in time the request goes on: to where it was last, else the ring decides."""
+    """Ask the picker; without its answer in time the request goes on: to where it was last, else the ring decides.
+
+    Where it was last is in the destination's header already: the picker's answer replaces it.
+    """
     return _filter(
         "ext_authz",
         "ext_authz.v3.ExtAuthz",
@@ -140,6 +144,8 @@ def _picker() -> dict[str, Any]:
             "authorization_response": {
                 "allowed_upstream_headers": _exactly(_FROM_PICKER),
                 "allowed_client_headers": _exactly(("retry-after",)),
+                # On the response, where the script reads it.
+                "allowed_client_headers_on_success": _exactly((names.HEADER_MEMO,)),
             },
         },
         allowed_headers=_exactly(_TO_PICKER),

@@ -1,8 +1,8 @@
 -- What a response says about itself, left for the access log: why it ended, what it cost, whether it was a refusal.
 -- Chunks are looked at as they pass and never held back. In JSON a quote inside a text is escaped, so what a model
 -- writes can never look like a field.
+-- Names of fields and headers, and `remember.lua`, stand in front of this text.
 
-local NAMESPACE = "sglpool"
 -- Carried over from a chunk that ends inside an event, so that a field cut in two is still seen.
 local TAIL_BYTES = 512
 local ERROR_BYTES = 400
@@ -86,25 +86,32 @@ local function look(text, found)
   end
 end
 
+-- One text for all of it: each value that is set costs Envoy as much as reading a whole chunk.
 local function keep(handle, found)
   local finish = found.finish
   -- The responses API has no reason: its items and its details say it.
   if not finish and found.completion_tokens then
     finish = found.call and "tool_calls" or found.cut and "length" or "stop"
   end
-  local metadata = handle:streamInfo():dynamicMetadata()
-  if finish then
-    metadata:set(NAMESPACE, "finish", finish)
+  local values, any = {}, false
+  found.finish = finish
+  for i = 1, #ANSWER_FIELDS do
+    local value = found[ANSWER_FIELDS[i]]
+    any = any or value
+    values[i] = value or "-"
   end
-  for _, name in ipairs({ "prompt_tokens", "cached_tokens", "completion_tokens", "refused" }) do
-    if found[name] then
-      metadata:set(NAMESPACE, name, found[name])
-    end
+  if any then
+    handle:streamInfo():dynamicMetadata():set(NAMESPACE, ANSWER, table.concat(values, ","))
   end
 end
 
 function envoy_on_response(handle)
-  if handle:headers():get(":status") ~= "200" then
+  local headers = handle:headers()
+  local memo = headers:get(MEMO)
+  if memo then
+    remember(memo)
+  end
+  if headers:get(":status") ~= "200" then
     return
   end
   local found, tail = {}, nil
