@@ -20,6 +20,7 @@ import pytest
 from sglpool.sandbox import binaries
 from sglpool.sandbox.cluster import Sandbox
 from sglpool.sandbox.versions import EVERYTHING
+from support.gitops import GitOps, gitops_program
 from support.helm import helm_binary
 from support.kubectl import Kubectl
 from support.waiting import wait_until
@@ -30,6 +31,17 @@ NODES = {"B200": 4, "B300": 2}
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--regenerate` writes golden files and made pages anew; look at the diff before you commit it."""
+    parser.addoption("--regenerate", action="store_true", help="write the golden files from what is rendered now")
+
+
+@pytest.fixture
+def regenerate(request: pytest.FixtureRequest) -> bool:
+    """Whether to write the golden files instead of comparing with them."""
+    return bool(request.config.getoption("--regenerate"))
 
 
 def pytest_sessionstart() -> None:
@@ -55,6 +67,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             binaries.ensure(EVERYTHING, say=say)
         if any({"helm", "helm3"} & {*getattr(item, "fixturenames", ())} for item in session.items):
             helm_binary(3, say=say)
+        if any("gitops" in getattr(item, "fixturenames", ()) for item in session.items):
+            gitops_program(say=say)
 
 
 def _needs_binaries(item: pytest.Item) -> bool:
@@ -79,6 +93,12 @@ def kubectl(kubeconfig: Path) -> Kubectl:
     """`kubectl("get", "pods")` against the session's cluster; returns what it printed."""
     path = binaries.ensure(["kubectl"], say=lambda _: None)["kubectl"]
     return Kubectl(binary=path, kubeconfig=kubeconfig)
+
+
+@pytest.fixture(scope="session")
+def gitops() -> GitOps:
+    """What Argo CD and Flux make of an object."""
+    return GitOps(gitops_program())
 
 
 @pytest.fixture
