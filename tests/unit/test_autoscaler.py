@@ -12,7 +12,15 @@ import pytest
 from sglpool.api import names
 from sglpool.api.pool import Pool
 from sglpool.controller.autoscaler import DRAIN_INTERVAL_S, FIXED_INTERVAL_S, INTERVAL_S, SHOW_S, Autoscaler
-from sglpool.controller.loadview import FIRST_POLL_S, ROUTER_PATIENCE_S, Subject, load_of, signals_of, target_of
+from sglpool.controller.loadview import (
+    FIRST_POLL_S,
+    ROUTER_PATIENCE_S,
+    Subject,
+    engines_of,
+    load_of,
+    signals_of,
+    target_of,
+)
 from sglpool.controller.metrics import Metrics
 from sglpool.controller.store import PoolKey, Store
 from sglpool.plan import Observed
@@ -484,7 +492,8 @@ def test_who_is_asked_and_whose_silence_matters():
         router("unready", ready=False, unready_since_s=NOW_S - 10),
         router("broken", ready=False, unready_since_s=NOW_S - ROUTER_PATIENCE_S),
     )
-    target = target_of(subject(), observed(observed_pod(0), routers=routers), now_s=NOW_S)
+    now = observed(observed_pod(0), routers=routers)
+    target = target_of(subject(), now, engines_of(now), now_s=NOW_S)
     assert {each.name: each.required for each in target.routers} == {
         "ready": True,
         "leaving": True,

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from sglpool.api.pool import Pool
-from sglpool.controller.loadview import Subject, load_of, loads_of, missing_of, signals_of, target_of
+from sglpool.controller.loadview import Subject, engines_of, load_of, loads_of, missing_of, signals_of, target_of
 from sglpool.controller.metrics import Metrics
 from sglpool.controller.rounds import Rounds
 from sglpool.controller.store import PoolKey, Store
-from sglpool.plan import Observed
+from sglpool.plan import Observed, ObservedPod
 from sglpool.plan.autoscaling import Told
 from sglpool.plan.drain import IDLE_READS, ReplicaLoad
 from sglpool.scaling import Decision, Memory, decide
-from sglpool.signals import Reading, Target
+from sglpool.signals import Endpoint, Reading, Target
 from sglpool.sizing.pools import SizedGPU
 
 INTERVAL_S = 15.0
@@ -69,6 +69,7 @@ class _Followed:
         memory: What the last decision left.
         decision: The last decision.
         observed: Objects of the last reading.
+        engines: Engine pods, and the same as somebody to ask.
         reading: The last reading.
         read_at_s: When that was, monotonic.
         idle_reads: Readings in a row in which a replica was idle, by uid.
@@ -81,6 +82,7 @@ class _Followed:
     memory: Memory = field(default_factory=Memory)
     decision: Decision | None = None
     observed: Observed | None = None
+    engines: tuple[tuple[ObservedPod, ...], tuple[Endpoint, ...]] = ((), ())
     reading: Reading | None = None
     read_at_s: float = 0.0
     idle_reads: dict[str, int] = field(default_factory=dict)
@@ -171,7 +173,7 @@ class Autoscaler:
         if followed is None:
             return
         observed = self._store.observed(key, {})
-        target = target_of(followed.subject, observed, now_s=self._wall_clock_s())
+        target = target_of(followed.subject, observed, self._engines_of(followed, observed), now_s=self._wall_clock_s())
         reading = await self._reader.read(target)
         if self._followed.get(key) is not followed:
             return
@@ -182,6 +184,15 @@ class Autoscaler:
         self._metrics.observe_signals(key, missing=missing_of(observed, reading), age_s=_oldest_s(reading))
         if _due(followed) != before:
             self._enqueue(key)
+
+    @staticmethod
+    def _engines_of(followed: _Followed, observed: Observed) -> tuple[Endpoint, ...]:
+        """Whom to ask: pods are views that stay the same while nothing about them changes, so this is rarely new."""
+        pods, engines = followed.engines
+        if pods != observed.pods:
+            engines = engines_of(observed)
+            followed.engines = observed.pods, engines
+        return engines
 
     def _take(self, followed: _Followed, observed: Observed, reading: Reading) -> None:
         """Keep a reading; whoever was not read was not idle."""
@@ -205,7 +216,8 @@ class Autoscaler:
             scaled=self._scaled,
         )
         # Ticks that are a second apart are minutes apart where a second is a minute.
-        policy = replace(policy, max_gap_s=max(policy.max_gap_s, self._scaled(MAX_GAP_TICKS * FASTEST_S)))
+        gap_s = self._scaled(MAX_GAP_TICKS * FASTEST_S)
+        policy = replace(policy, max_gap_s=gap_s) if gap_s > policy.max_gap_s else policy
         followed.decision, followed.memory = decide(policy, signals, followed.memory, self._scaled(wall_s))
         self._metrics.decisions.labels(str(followed.decision.reason)).inc()
 

@@ -63,14 +63,19 @@ def _prometheus_at(pool: Pool) -> PrometheusAt | None:
     return PrometheusAt(url=metrics.prometheus.url, secret=(secret.name, secret.key) if secret is not None else None)
 
 
-def target_of(subject: Subject, observed: Observed, *, now_s: float) -> Target:
+def engines_of(observed: Observed) -> tuple[Endpoint, ...]:
+    """A pool's engine pods, as somebody to ask."""
+    return tuple(_engine(pod) for pod in observed.pods)
+
+
+def target_of(subject: Subject, observed: Observed, engines: tuple[Endpoint, ...], *, now_s: float) -> Target:
     """Whom to ask about a pool."""
     return Target(
         namespace=subject.namespace,
         pool=subject.name,
         routed=subject.routed,
         routers=tuple(_router(pod, now_s) for pod in observed.router_pods if _is_router(pod)),
-        engines=tuple(_engine(pod) for pod in observed.pods),
+        engines=engines,
         prometheus=subject.prometheus,
     )
 

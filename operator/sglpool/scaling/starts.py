@@ -22,6 +22,8 @@ def remember_starts(policy: Policy, signals: Signals, memory: Memory, now_s: flo
     waiting = {one.uid: one.since_s for state in signals.types for one in state.starting}
     fresh = memory.last_s is not None
     known = ({*memory.known, *ready} if fresh else {*ready, *waiting}) & (ready.keys() | waiting.keys())
+    if known == memory.known and not waiting and not memory.starting:
+        return memory
     return replace(
         memory,
         starting={uid: since_s for uid, since_s in waiting.items() if uid not in known},
@@ -52,4 +54,4 @@ def remember_podless(signals: Signals, memory: Memory, now_s: float) -> Memory:
     for state in signals.types:
         if podless_replicas(state, memory.wanted.get(state.type, state.replicas)):
             since[state.type] = memory.podless_since_s.get(state.type, now_s)
-    return replace(memory, podless_since_s=since)
+    return replace(memory, podless_since_s=since) if since != memory.podless_since_s else memory

@@ -7,39 +7,12 @@ on half a truth is worse than waiting. Not here: what routers decide.
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sglpool.signals.fields import Unreadable, count, objects, parse_object, seconds, text
 from sglpool.signals.http import Web
 from sglpool.signals.reading import Endpoint, Reading, ReplicaReading, Target
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterReplica:
-    """One replica as one router sees it.
-
-    Attributes:
-        uid: uid of its pod.
-        in_flight: This router's requests on it.
-        queued: Requests that wait inside its engine.
-        kv_used_tokens: KV cache in use.
-        kv_total_tokens: KV cache.
-        conversations: Conversations of this router that live on it.
-        warm_tokens: What those hold there, while it drains.
-        idle: Whether the router knows of nothing that runs or is about to come back.
-        poll_age_s: Since the engine last answered, None if it never did.
-    """
-
-    uid: str
-    in_flight: int
-    queued: int
-    kv_used_tokens: int
-    kv_total_tokens: int
-    conversations: int
-    warm_tokens: int
-    idle: bool
-    poll_age_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +22,23 @@ class RouterState:
     Attributes:
         in_flight: Its requests in flight.
         refused_conversations: Conversations that it refused within a minute.
-        replicas: By uid.
+        replicas: Every replica as it sees it, by uid: its own requests and conversations, what it polled, and whether
+            it knows of nothing that runs there or is about to come back.
+        unpolled: uids of those of them whose engine it has no figures of.
     """
 
     in_flight: int
     refused_conversations: int
-    replicas: Mapping[str, RouterReplica]
+    replicas: Mapping[str, ReplicaReading]
+    unpolled: frozenset[str] = frozenset()
 
 
 async def read_routers(web: Web, target: Target) -> Reading:
     """Ask all routers of a pool at once."""
     known = frozenset(engine.uid for engine in target.engines)
-    asked = await asyncio.gather(*(_ask(web, target, router, known) for router in target.routers))
+    questions = [_ask(web, target, router, known) for router in target.routers]
+    # The usual single router needs no task of its own.
+    asked = [await questions[0]] if len(questions) == 1 else await asyncio.gather(*questions)
     return merge(dict(zip(target.routers, asked, strict=True)), target)
 
 
@@ -89,58 +67,53 @@ def parse_state(state: Mapping[str, Any], *, pool: str, router: str, known: Coll
         said = text(state, name)
         if said != wanted:
             raise Unreadable(f"speaks for {name} {said[:80]!r}")
-    replicas = {replica.uid: replica for replica in map(_replica, objects(state, "replicas"))}
+    found = [(text(fields, "uid"), fields) for fields in objects(state, "replicas")]
+    replicas = {uid: _replica(fields) for uid, fields in found}
     in_flight = count(state, "in_flight")
-    strangers = sum(replica.in_flight for uid, replica in replicas.items() if uid not in known)
-    if strangers:
+    if replicas.keys() - known and any(replica.in_flight for uid, replica in replicas.items() if uid not in known):
         raise Unreadable("reports requests on replicas that do not exist")
-    if in_flight != sum(replica.in_flight for replica in replicas.values()):
+    if in_flight != sum([replica.in_flight for replica in replicas.values()]):
         raise Unreadable("reports other requests in flight than its replicas have")
     return RouterState(
         in_flight=in_flight,
         refused_conversations=count(state, "refused_conversations_last_minute"),
         replicas={uid: replica for uid, replica in replicas.items() if uid in known},
+        unpolled=frozenset(uid for uid, fields in found if not _polled(fields, replicas[uid])),
     )
 
 
-def _replica(fields: Mapping[str, Any]) -> RouterReplica:
-    used, total = count(fields, "kv_used_tokens"), count(fields, "kv_total_tokens")
-    age_s = seconds(fields, "last_poll_age_s")
-    return RouterReplica(
-        uid=text(fields, "uid"),
+def _replica(fields: Mapping[str, Any]) -> ReplicaReading:
+    return ReplicaReading(
         in_flight=count(fields, "in_flight"),
         queued=count(fields, "queued"),
-        kv_used_tokens=used,
-        kv_total_tokens=total,
+        kv_used_tokens=count(fields, "kv_used_tokens"),
+        kv_total_tokens=count(fields, "kv_total_tokens"),
         conversations=count(fields, "conversations"),
         # Null while it does not drain, and absent in routers of an earlier version.
         warm_tokens=count(fields, "warm_tokens") if fields.get("warm_tokens") is not None else 0,
         idle=fields.get("idle") is True,
-        poll_age_s=None if total == 0 or used > total else age_s,
+        age_s=seconds(fields, "last_poll_age_s") or 0.0,
     )
 
 
-def merge(asked: Mapping[Endpoint, RouterState | str], target: Target) -> Reading:
-    """One reading out of what the routers said, or why they said nothing.
+def _polled(fields: Mapping[str, Any], replica: ReplicaReading) -> bool:
+    """Whether the engine ever answered, with figures that can be."""
+    return fields.get("last_poll_age_s") is not None and 0 < replica.kv_total_tokens >= replica.kv_used_tokens
 
-    A replica is idle only if every router that should answer did, knows the replica, and says so.
-    """
+
+def merge(asked: Mapping[Endpoint, RouterState | str], target: Target) -> Reading:
+    """One reading out of what the routers said, or why they said nothing."""
     states = [answer for answer in asked.values() if isinstance(answer, RouterState)]
     required = [answer for router, answer in asked.items() if router.required]
     problems = [answer for answer in required if isinstance(answer, str)]
     if not required:
         problems.append("The pool has no router pod that could be asked.")
-    replicas = {}
-    for engine in target.engines:
-        views = [state.replicas[engine.uid] for state in states if engine.uid in state.replicas]
-        polled = [view for view in views if view.poll_age_s is not None]
-        if polled:
-            complete = not problems and len(views) == len(states)
-            replicas[engine.uid] = _merge_replica(views, polled, idle=complete and all(view.idle for view in views))
+    merged = ((engine.uid, _merge_replica(engine.uid, states, complete=not problems)) for engine in target.engines)
+    replicas = {uid: replica for uid, replica in merged if replica is not None}
     return Reading(
         in_flight=float(sum(state.in_flight for state in states)) if states else None,
         refused_conversations=sum(state.refused_conversations for state in states),
-        queued=sum(replica.queued for replica in replicas.values()),
+        queued=sum([replica.queued for replica in replicas.values()]),
         routers_read=sum(isinstance(answer, RouterState) for answer in required),
         routers_known=len(required),
         replicas=replicas,
@@ -148,15 +121,23 @@ def merge(asked: Mapping[Endpoint, RouterState | str], target: Target) -> Readin
     )
 
 
-def _merge_replica(views: Sequence[RouterReplica], polled: Sequence[RouterReplica], *, idle: bool) -> ReplicaReading:
-    latest = min(polled, key=lambda view: view.poll_age_s or 0.0)
-    return ReplicaReading(
+def _merge_replica(uid: str, states: Sequence[RouterState], *, complete: bool) -> ReplicaReading | None:
+    """One replica as all routers see it, None where nobody has polled it.
+
+    It is idle only if every router that should answer did, knows the replica, and says so.
+    """
+    if complete and len(states) == 1:
+        # The usual case: nothing to add up.
+        return None if uid in states[0].unpolled else states[0].replicas.get(uid)
+    views = [state.replicas[uid] for state in states if uid in state.replicas]
+    polled = [state.replicas[uid] for state in states if uid in state.replicas and uid not in state.unpolled]
+    if not polled:
+        return None
+    latest = min(polled, key=lambda view: view.age_s)
+    return replace(
+        latest,
         in_flight=sum(view.in_flight for view in views),
-        queued=latest.queued,
-        kv_used_tokens=latest.kv_used_tokens,
-        kv_total_tokens=latest.kv_total_tokens,
         conversations=sum(view.conversations for view in views),
         warm_tokens=sum(view.warm_tokens for view in views),
-        idle=idle,
-        age_s=latest.poll_age_s or 0.0,
+        idle=complete and len(views) == len(states) and all(view.idle for view in views),
     )
