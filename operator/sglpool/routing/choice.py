@@ -97,17 +97,25 @@ def candidate(s: Situation, replica: Replica) -> Candidate:
 
 
 def _scored(s: Situation, replica: Replica, requests: float) -> Candidate:
+    burden = _burden(s, replica, requests)
+    full = replica.weight
+    return Candidate(replica, burden / weight(replica, s.now_s, s.config), burden / full, requests / full)
+
+
+def _burden(s: Situation, replica: Replica, requests: float) -> float:
+    """Return all that weighs on a replica, in requests."""
     config = s.config
     uid = replica.uid
-    used = replica.kv_used_tokens / replica.kv_total_tokens if replica.kv_total_tokens > 0 else 0.0
-    crowd = s.session.get(uid, 0) + 1 - config.thick_requests if s.session else 0
+    total = replica.kv_total_tokens
+    used = replica.kv_used_tokens / total if total > 0 else 0.0
     tally = s.state.tallies.get(uid)
     returning = replica.others_pending + (tally.pending if tally is not None else 0)
-    burden = requests + config.idle_weight * returning + config.kv_weight * used + max(0, crowd)
+    burden = requests + config.idle_weight * returning + config.kv_weight * used
+    if s.session:
+        burden += max(0, s.session.get(uid, 0) + 1 - config.thick_requests)
     if replica.prefill_until_s > s.now_s:
         burden += config.prefill_weight * (replica.prefill_until_s - s.now_s)
-    full = replica.weight
-    return Candidate(replica, burden / weight(replica, s.now_s, config), burden / full, requests / full)
+    return burden
 
 
 def is_better(one: Candidate, other: Candidate) -> bool:
@@ -122,26 +130,28 @@ def has_room(s: Situation, replica: Replica) -> bool:
 
 def two_best(s: Situation, without: Replica | None) -> tuple[Candidate | None, Candidate | None]:
     """Return the two candidates of the lowest score; ties go to the one with fewer conversations, then by chance."""
-    best: Candidate | None = None
-    runner: Candidate | None = None
+    now_s, config = s.now_s, s.config
+    best: Replica | None = None
+    runner: Replica | None = None
+    best_score = runner_score = 0.0
+    # Most of a pick's time: nothing is made for a replica but its score, and the figures of the two best at the end.
     for replica in s.replicas.values():
         if replica is without or not can_take(replica):
             continue
-        requests = load(replica, s.now_s)
+        requests = load(replica, now_s)
         if requests >= replica.max_concurrent:
             continue
-        each = _scored(s, replica, requests)
-        if best is None or _is_better(s, each, best):
-            best, runner = each, best
-        elif runner is None or _is_better(s, each, runner):
-            runner = each
-    return best, runner
+        score = _burden(s, replica, requests) / weight(replica, now_s, config)
+        if best is None or score < best_score or (score == best_score and _wins_tie(s, replica, best)):
+            runner, runner_score = best, best_score
+            best, best_score = replica, score
+        elif runner is None or score < runner_score or (score == runner_score and _wins_tie(s, replica, runner)):
+            runner, runner_score = replica, score
+    return candidate(s, best) if best is not None else None, candidate(s, runner) if runner is not None else None
 
 
-def _is_better(s: Situation, one: Candidate, other: Candidate) -> bool:
-    if one.score != other.score:
-        return one.score < other.score
-    mine, theirs = s.state.homed(one.replica.uid), s.state.homed(other.replica.uid)
+def _wins_tie(s: Situation, one: Replica, other: Replica) -> bool:
+    mine, theirs = s.state.homed(one.uid), s.state.homed(other.uid)
     return mine < theirs if mine != theirs else s.rng.random() < 0.5
 
 

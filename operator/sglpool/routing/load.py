@@ -19,11 +19,14 @@ def load(replica: Replica, now_s: float) -> float:
     """
     known = replica.own_in_flight + replica.others_in_flight
     polled = replica.polled_in_flight
+    # Comparisons rather than max(): a pick may ask for the load of every replica.
     if polled is not None and now_s - (replica.polled_at_s or 0.0) <= POLL_STALE_S:
-        known = max(known, polled + replica.own_picks_since_poll - replica.own_releases_since_poll)
-    if replica.prefilling:
-        known = max(known, 1)
-    return float(max(known, 0))
+        polled += replica.own_picks_since_poll - replica.own_releases_since_poll
+        if polled > known:
+            known = polled
+    if known < 1 and replica.prefilling:
+        known = 1
+    return float(known) if known > 0 else 0.0
 
 
 def prefill_wait_s(replica: Replica, now_s: float) -> float:
