@@ -101,6 +101,7 @@ class Sandbox:
         nodes: Mapping[str, int],
         *,
         speed: float | None = None,
+        start_speed: float | None = None,
         operator: bool = False,
         say: Callable[[str], None] = quiet,
     ) -> None:
@@ -110,6 +111,7 @@ class Sandbox:
             nodes: Number of nodes by type; a CPU node is added unless `CPU` is named.
             speed: Pods are processes on this machine, whose engines run so many times faster than life. None leaves
                 the nodes to kwok, whose pods are fake.
+            start_speed: How many times faster than life engines start, where that differs.
             operator: Install the CRD and run the operator too.
             say: Receives progress, a line at a time.
 
@@ -119,7 +121,7 @@ class Sandbox:
         programs = binaries.ensure(say=say)
         self._claim_folder()
         try:
-            self._start(programs, {**nodes, CPU_NODE: nodes.get(CPU_NODE, 1)}, speed, say)
+            self._start(programs, {**nodes, CPU_NODE: nodes.get(CPU_NODE, 1)}, speed, start_speed, say)
             if operator:
                 say("starting the operator")
                 self._start_operator()
@@ -239,7 +241,12 @@ class Sandbox:
         return ""
 
     def _start(
-        self, programs: Mapping[str, Path], nodes: Mapping[str, int], speed: float | None, say: Callable[[str], None]
+        self,
+        programs: Mapping[str, Path],
+        nodes: Mapping[str, int],
+        speed: float | None,
+        start_speed: float | None,
+        say: Callable[[str], None],
     ) -> None:
         layout = Layout(
             root=self.folder,
@@ -259,7 +266,7 @@ class Sandbox:
             self._processes.start(process)
         api = self.api
         for name in node_names(nodes):
-            add_node(api, name, speed=speed)
+            add_node(api, name, speed=speed, start_speed=start_speed)
         self._record(layout, nodes, speed)
         for process in others:
             self._processes.wait_ready(process)

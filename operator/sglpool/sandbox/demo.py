@@ -18,14 +18,14 @@ from rich.console import Console
 from sglpool.sandbox import demo_lifecycle, demo_load
 from sglpool.sandbox.cluster import Sandbox
 from sglpool.sandbox.demo_pool import Manifest, demo_pool
-from sglpool.sandbox.demo_scene import POOL, READY_S, SPEED, Scene, relative
+from sglpool.sandbox.demo_scene import POOL, READY_S, SPEED, START_SPEED, Scene, relative
 from sglpool.sandbox.demo_show import Show
 from sglpool.sandbox.demo_stage import Stage
 from sglpool.sandbox.errors import SandboxError
 
 NODES = {"B200": 4, "B300": 2}
-CLOCK_SPEED = 20.0
-"""Of the operator's autoscaler. Two minutes without a tick are a jump of the clock to it: six seconds of ours."""
+CLOCK_SPEED = 30.0
+"""Of the operator's autoscaler."""
 
 
 class Demo:
@@ -61,7 +61,7 @@ class Demo:
             "faster than life."
         )
         try:
-            self._sandbox.up(NODES, speed=SPEED, say=stage.whisper)
+            self._sandbox.up(NODES, speed=SPEED, start_speed=START_SPEED, say=stage.whisper)
             stage.point_at(self._sandbox.kubectl, self._sandbox.kubeconfig)
             stage.kubectl("get", "nodes", "-L", "nvidia.com/gpu.product")
             with self._operator(), self._recorded() as show:
@@ -114,7 +114,7 @@ class Demo:
         clock = f"--clock-speed={CLOCK_SPEED:g}"
         self._stage.typed(f"sglpool operator {clock} &")
         self._stage.say(
-            "Its autoscaler lives faster than life too: a quarter of an hour of patience takes 45 seconds here."
+            "Its autoscaler lives faster than life too: a quarter of an hour of patience takes half a minute here."
         )
         log = self._folder / "logs" / "operator.log"
         with log.open("ab") as out:

@@ -12,7 +12,7 @@ import yaml
 from sglpool.sandbox.chat import Reply, Turn, stream_chat
 from sglpool.sandbox.demo_conversation import first_turn, tool_result
 from sglpool.sandbox.demo_pool import FEWEST, FIRST_TYPE_MOST, MOST
-from sglpool.sandbox.demo_scene import POOL, READY_S, SPEED, Scene, relative
+from sglpool.sandbox.demo_scene import POOL, READY_S, SPEED, START_SPEED, Scene, relative
 from sglpool.sandbox.errors import SandboxError
 from sglpool.sandbox.report_data import State
 
@@ -32,7 +32,7 @@ def create(scene: Scene, pool: dict[str, Any]) -> None:
     scene.stage.say(
         "The operator sizes it and writes its StatefulSets; the scheduler finds nodes; the agent starts the pods. "
         "Each fetches and verifies 595 GB of (simulated) weights, loads them, and warms up. In life that takes a "
-        f"quarter of an hour, here {15 * 60 / SPEED:.0f} seconds."
+        f"quarter of an hour, here {15 * 60 / START_SPEED:.0f} seconds and a few more for the probes."
     )
     scene.wait_ready()
     scene.show.chapter(f"Ready with {FEWEST} replicas")
@@ -58,8 +58,8 @@ def talk(scene: Scene) -> None:
         raise SandboxError(f"the second turn found only {again.cached_tokens} of its tokens in the cache")
     scene.stage.say(
         f"In life the first answer would have begun after {SPEED * reply.first_token_s:.1f} s of prefill on four "
-        f"B200s, the second after {SPEED * again.first_token_s:.1f} s. That is why a conversation must stay where "
-        "its cache is."
+        f"B200s. The second had {again.prompt_tokens - again.cached_tokens} tokens left to prefill. That is why a "
+        "conversation must stay where its cache is."
     )
 
 

@@ -13,7 +13,7 @@ from sglpool.sandbox.report_data import Replica, Sample, State
 from sglpool.sandbox.traffic import Mix
 
 GROW_S, ROUTER_S, LOST_S, SHRINK_S = 150.0, 30.0, 240.0, 300.0
-SETTLE_S = 5.0
+SETTLE_S = 3.0
 MIX = Mix(speed=SPEED, output_factor=12.0)
 """Answers twelve times as long as real ones: as many requests in flight from a twelfth of the requests a second."""
 FEW, MANY, THICK, LAST = 3, 6, 6, 1

@@ -17,7 +17,8 @@ from sglpool.sandbox.pod_commands import pod_address, ready_pod
 from sglpool.sandbox.traffic import Traffic
 
 POOL = "kimi-k2-6-coder"
-SPEED = 40.0
+SPEED, START_SPEED = 40.0, 100.0
+"""Of engines that serve, and of those that start."""
 READY_S = 180.0
 
 

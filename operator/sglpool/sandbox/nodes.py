@@ -20,6 +20,8 @@ AGENT_ANNOTATION = "sandbox.sglpool.io/agent"
 """On a node that the node agent keeps."""
 SPEED_ANNOTATION = "sandbox.sglpool.io/speed"
 """Model seconds per second of wall time for what runs on the node."""
+START_SPEED_ANNOTATION = "sandbox.sglpool.io/start-speed"
+"""The same for the starts of engines, where it differs."""
 POWER_ANNOTATION = "sandbox.sglpool.io/power"
 POWER_OFF = "off"
 GPUS_PER_NODE = 8
@@ -82,12 +84,13 @@ def node_names(nodes: Mapping[str, int]) -> list[str]:
     return [f"{kind.lower()}-{index}" for kind, count in nodes.items() for index in range(count)]
 
 
-def node_manifest(name: str, *, speed: float | None = None) -> Manifest:
+def node_manifest(name: str, *, speed: float | None = None, start_speed: float | None = None) -> Manifest:
     """A Node whose type and number are read from its name, such as `b200-0`.
 
     Args:
         name: Type and number.
         speed: The clock of the node agent, which then keeps the node; None leaves it to kwok.
+        start_speed: That of engines that start; None for the same.
 
     Raises:
         SandboxError: The name does not say a known type and a number.
@@ -111,6 +114,8 @@ def node_manifest(name: str, *, speed: float | None = None) -> Manifest:
     keeper = {KWOK_ANNOTATION: "fake"}
     if speed is not None:
         keeper = {AGENT_ANNOTATION: "true", SPEED_ANNOTATION: f"{speed:g}"}
+        if start_speed is not None:
+            keeper[START_SPEED_ANNOTATION] = f"{start_speed:g}"
     pod_cidr = f"10.{node_type.subnet}.{number}.0/24"
     spec: Manifest = {"podCIDR": pod_cidr, "podCIDRs": [pod_cidr]}
     if node_type.product:
@@ -130,9 +135,9 @@ def node_manifest(name: str, *, speed: float | None = None) -> Manifest:
     }
 
 
-def add_node(api: ApiServer, name: str, *, speed: float | None = None) -> None:
-    """Create a node; its keeper makes it Ready within a second or two. `speed` as in `node_manifest`."""
-    api.create(NODES, node_manifest(name, speed=speed))
+def add_node(api: ApiServer, name: str, *, speed: float | None = None, start_speed: float | None = None) -> None:
+    """Create a node; its keeper makes it Ready within a second or two. The speeds are those of `node_manifest`."""
+    api.create(NODES, node_manifest(name, speed=speed, start_speed=start_speed))
 
 
 def delete_node(api: ApiServer, name: str) -> None:

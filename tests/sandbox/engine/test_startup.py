@@ -105,6 +105,12 @@ def test_the_log_looks_like_sglangs_and_says_that_it_is_simulated(
     assert "secret" not in log
 
 
+def test_a_start_may_have_a_speed_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hurried = load_machine(write_machine(tmp_path, speed=SLOW, start_speed=FAST))
+    startup.start(["--model-path", str(make_model(tmp_path / "model"))], hurried)
+    assert "times 0.001 x life, its start 100000 x" in capsys.readouterr().err
+
+
 def test_a_wrong_command_line_ends_with_2(tmp_path: Path) -> None:
     done = run(write_machine(tmp_path), "--model-path", "m", "--no-such-flag")
     assert done.returncode == 2
@@ -201,7 +207,9 @@ def test_faults_that_make_no_sense_are_none(tmp_path: Path, content: str) -> Non
     assert (faults.prefill_slowdown, faults.accept_length, faults.deadly) == (1.0, None, False)
 
 
-@pytest.mark.parametrize("changes", [{"speed": 0}, {"gpus": "many"}, {"accelerator": None, "gpu_memory_mib": None}])
+@pytest.mark.parametrize(
+    "changes", [{"speed": 0}, {"start_speed": 0}, {"gpus": "many"}, {"accelerator": None, "gpu_memory_mib": None}]
+)
 def test_a_machine_that_makes_no_sense_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
     with pytest.raises(MachineError, match=r"machine\.json"):
         load_machine(write_machine(tmp_path, **changes))

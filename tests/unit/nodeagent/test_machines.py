@@ -17,8 +17,8 @@ def pod(*limits: dict[str, str]) -> dict[str, Any]:
     return {"metadata": {"namespace": "ns", "name": "p"}, "spec": {"containers": containers}}
 
 
-def described(*limits: dict[str, str], node: str = "b200-0") -> dict[str, object]:
-    manifest = node_manifest(node, speed=20)
+def described(*limits: dict[str, str], node: str = "b200-0", start_speed: float | None = None) -> dict[str, object]:
+    manifest = node_manifest(node, speed=20, start_speed=start_speed)
     manifest["metadata"]["uid"] = "u"
     machine = read_machine(manifest)
     assert machine
@@ -34,6 +34,7 @@ def test_a_pod_sees_the_gpus_that_it_asked_for() -> None:
         "gpus": 4,
         "memory_bytes": 2048 * GiB,
         "speed": 20.0,
+        "start_speed": None,
         "pod": "ns/p",
     }
     assert described({}, node="cpu-0")["gpus"] == 0
@@ -53,6 +54,10 @@ def test_a_pod_sees_the_gpus_that_it_asked_for() -> None:
 )
 def test_memory_is_the_limit_or_the_nodes(limits: list[dict[str, str]], memory_bytes: int) -> None:
     assert described(*limits)["memory_bytes"] == memory_bytes
+
+
+def test_engines_may_start_at_a_speed_of_their_own() -> None:
+    assert described({}, start_speed=100)["start_speed"] == 100.0
 
 
 def test_a_node_of_another_keeper_is_no_machine_of_ours() -> None:

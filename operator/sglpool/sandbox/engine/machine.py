@@ -62,6 +62,7 @@ class Machine:
         speed: model seconds that pass in one second.
         pod: namespace/name of the pod, or empty.
         memory_bytes: memory that the container may take (its limit, else the node's), or None when not told.
+        start_speed: the speed until the engine serves, None for the same.
     """
 
     folder: Path
@@ -73,6 +74,7 @@ class Machine:
     speed: float
     pod: str = ""
     memory_bytes: int | None = None
+    start_speed: float | None = None
 
     def faults(self) -> Faults:
         """Read the present faults; a missing file is a healthy machine, a half-written one too."""
@@ -129,6 +131,7 @@ def load_machine(folder: Path = DEFAULT_FOLDER) -> Machine:
 def _parse_machine(folder: Path, path: Path, content: dict[str, Any]) -> Machine:
     try:
         memory = content.get("memory_bytes")
+        start_speed = content.get("start_speed")
         machine = Machine(
             folder=folder,
             node=str(content.get("node", "")),
@@ -139,13 +142,15 @@ def _parse_machine(folder: Path, path: Path, content: dict[str, Any]) -> Machine
             speed=float(content.get("speed", 1.0)),
             pod=str(content.get("pod", "")),
             memory_bytes=None if memory is None else int(memory),
+            start_speed=None if start_speed is None else float(start_speed),
         )
     except KeyError as error:
         raise MachineError(f"{path} has no field {error}.") from error
     except (TypeError, ValueError) as error:
         raise MachineError(f"{path} has a field of the wrong kind: {error}.") from error
-    if not (machine.speed > 0 and math.isfinite(machine.speed)):
-        raise MachineError(f"{path}: speed must be a number above 0, not {machine.speed}.")
+    for name, value in (("speed", machine.speed), ("start_speed", machine.start_speed)):
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise MachineError(f"{path}: {name} must be a number above 0, not {value}.")
     return machine
 
 

@@ -93,7 +93,10 @@ def start(words: Sequence[str], machine: Machine, *, prog: str = argv.SERVE_PROG
     started_at_s = time.time()
     console = Console()
     args = argv.parse(words, prog)
-    console.raw(f"sglpool: this is a simulated SGLang {VERSION}: no GPU, no model, times {machine.speed:g} x life.")
+    start = f", its start {machine.start_speed:g} x" if machine.start_speed is not None else ""
+    console.raw(
+        f"sglpool: this is a simulated SGLang {VERSION}: no GPU, no model, times {machine.speed:g} x life{start}."
+    )
     try:
         resolved = resolve(args, machine)
     except (RuleError, ConfigError) as error:
@@ -269,7 +272,7 @@ class _Start:
 
     def _sleep(self, model_s: float) -> None:
         """Let model time pass, unless the machine breaks meanwhile."""
-        until = time.monotonic() + model_s / self._machine.speed
+        until = time.monotonic() + model_s / (self._machine.start_speed or self._machine.speed)
         while True:
             faults = self._faults.read()
             if faults.deadly:

@@ -32,6 +32,7 @@ from sglpool.sandbox.nodes import (
     POWER_ANNOTATION,
     POWER_OFF,
     SPEED_ANNOTATION,
+    START_SPEED_ANNOTATION,
     micro_time,
 )
 
@@ -54,6 +55,7 @@ class Machine:
         uid: Identity of the Node object: a node deleted and made anew is another machine.
         powered: False when it was switched off.
         speed: Model seconds per second of wall time.
+        start_speed: The same while an engine starts, None where it does not differ.
         gpu: Its GPU type; None on a CPU node.
         gpus: GPUs that it has.
         memory_bytes: Memory that its pods may have together; None when its Node object does not say.
@@ -64,6 +66,7 @@ class Machine:
     uid: str
     powered: bool
     speed: float
+    start_speed: float | None
     gpu: GPUType | None
     gpus: int
     memory_bytes: int | None
@@ -81,6 +84,7 @@ class Machine:
             "gpus": min(self.gpus, sum(int(limit.get(GPU_RESOURCE, 0)) for limit in limits)),
             "memory_bytes": _memory_limit_bytes(limits) or self.memory_bytes,
             "speed": self.speed,
+            "start_speed": self.start_speed,
             "pod": f"{metadata['namespace']}/{metadata['name']}",
         }
 
@@ -104,6 +108,7 @@ def read_machine(node: Manifest) -> Machine | None:
         return None
     product = node["metadata"].get("labels", {}).get(_PRODUCT_LABEL, "")
     gpu = next((gpu for gpu in load_catalog().gpus if product in gpu.node_label_values), None)
+    start_speed = annotations.get(START_SPEED_ANNOTATION)
     status = node.get("status", {})
     allocatable, conditions = status.get("allocatable", {}), status.get("conditions", [])
     return Machine(
@@ -111,6 +116,7 @@ def read_machine(node: Manifest) -> Machine | None:
         uid=node["metadata"]["uid"],
         powered=annotations.get(POWER_ANNOTATION) != POWER_OFF,
         speed=float(annotations.get(SPEED_ANNOTATION, "1")),
+        start_speed=None if start_speed is None else float(start_speed),
         gpu=gpu,
         gpus=int(allocatable.get(GPU_RESOURCE, 0)),
         memory_bytes=parse_bytes(allocatable["memory"]) if "memory" in allocatable else None,
