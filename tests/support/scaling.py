@@ -1,5 +1,6 @@
 """Pools for tests of the autoscaler: signals from a few numbers, and a pool that lives from tick to tick."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -61,6 +62,7 @@ class Pool:
         room: nodes by GPU type, unbounded where absent.
         broken: GPU types whose replicas never become ready.
         unread: how many ready replicas cannot be read.
+        silent_s: how long ready replicas get no traffic: they are under a gate, or nobody has polled them.
     """
 
     policy: Policy
@@ -72,6 +74,7 @@ class Pool:
     room: Mapping[str, int] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     unread: int = 0
+    silent_s: float = 0.0
     has_router: bool = True
     now_s: float = START_S
     memory: Memory = field(default_factory=Memory)
@@ -82,7 +85,7 @@ class Pool:
     def fill(self, **counts: int) -> "Pool":
         """Ready replicas by GPU type."""
         for name, count in counts.items():
-            self.replicas[name] = [self._replica(-1e6, self.now_s - 1e6) for _ in range(count)]
+            self.replicas[name] = [self._replica(-1e6, -math.inf) for _ in range(count)]
         return self
 
     def _replica(self, since_s: float, ready_s: float | None) -> Replica:
@@ -93,7 +96,7 @@ class Pool:
         """The pool as it is."""
         samples: list[ReplicaSample] = []
         for name, replicas in self.replicas.items():
-            ready = [one for one in replicas if self._ready(one)]
+            ready = [one for one in replicas if self._serves(one)]
             samples += [ReplicaSample(uid=one.uid, gpu_type=name) for one in ready]
         each = (self.load or 0.0) / max(1, len(samples))
         read = [
@@ -119,14 +122,23 @@ class Pool:
     def _ready(self, one: Replica) -> bool:
         return one.ready_s is not None and one.ready_s <= self.now_s
 
+    def _serves(self, one: Replica) -> bool:
+        if one.ready_s == -math.inf:
+            return True
+        return one.ready_s is not None and one.ready_s + self.silent_s <= self.now_s
+
     def _state(self, name: str) -> TypeState:
         replicas = self.replicas.get(name, [])
         starting = tuple(
             StartingReplica(
-                uid=one.uid, ordinal=ordinal, since_s=one.since_s, unschedulable_since_s=one.unschedulable_since_s
+                uid=one.uid,
+                ordinal=ordinal,
+                since_s=one.ready_s if self._ready(one) and one.ready_s is not None else one.since_s,
+                unschedulable_since_s=one.unschedulable_since_s,
+                ready=self._ready(one),
             )
             for ordinal, one in enumerate(replicas)
-            if not self._ready(one)
+            if not self._serves(one)
         )
         return TypeState(type=name, replicas=len(replicas), ready=len(replicas) - len(starting), starting=starting)
 

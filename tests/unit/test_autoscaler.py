@@ -533,6 +533,18 @@ def test_a_replica_that_was_not_polled_yet_still_starts(ready_for_s, read, ready
     assert (asked.types[0].ready, len(asked.types[0].starting), len(asked.replicas)) == (ready, 1 - ready, ready)
 
 
+@pytest.mark.parametrize(("unproven", "serves"), [("true", False), ("false", True), ("", True)])
+def test_a_replica_under_a_gate_gets_no_traffic_and_is_no_capacity(unproven: str, serves: bool):
+    pods = (observed_pod(0), observed_pod(1, unproven=unproven, unready_since_s=NOW_S - 300))
+    found = reading(3.0, replicas={pod.uid: replica(in_flight=1, queued=2) for pod in pods})
+    asked = signals_of(subject(), observed(*pods), found, now_s=NOW_S, waited_s=0.0, scaled=lambda s: s)
+    (state,) = asked.types
+    assert (state.ready, len(asked.replicas), asked.queued) == ((2, 2, 4) if serves else (1, 1, 2))
+    if not serves:
+        (starting,) = state.starting
+        assert (starting.uid, starting.ready, starting.since_s) == (pods[1].uid, True, NOW_S - 300)
+
+
 def test_the_sum_over_some_routers_is_not_the_pools_load():
     partial = reading(3.0, routers_read=1, routers_known=2)
     assert load_of(subject(), observed(), partial).running_requests is None

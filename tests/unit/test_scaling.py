@@ -306,6 +306,23 @@ class TestStarts:
         pool.run(120.0)
         assert pool.memory.starts.get("B200", ()) == ()
 
+    @pytest.mark.parametrize("silent_s", [0.0, 10.0, 900.0], ids=["polled", "not polled yet", "under a gate"])
+    def test_a_start_ends_when_the_replica_is_ready_not_when_it_gets_traffic(self, silent_s: float) -> None:
+        pool = Pool(policy(), load=90.0, silent_s=silent_s).fill(B200=8)
+        pool.run(600.0 + silent_s + 4 * TICK_S)
+        assert pool.memory.starts["B200"] == (pytest.approx(600.0, abs=2 * TICK_S),) * 2
+        assert pool.wanted["B200"] == 10, "none of them failed"
+
+    def test_a_minimum_that_is_not_met_is_the_reason_to_grow_not_the_load(self) -> None:
+        pool = Pool(policy(*two_types(), least=4), load=0.0, room={"B200": 1}).fill(B200=1)
+        pool.run(600.0)
+        (grown,) = [one for one in pool.decisions if "more B300" in one.message]
+        assert grown.reason is Reason.SPILLED
+        pool = Pool(policy(least=2), load=0.0, broken={"B200"}).fill(B200=1)
+        pool.run(3600.0)
+        reasons = {one.reason for one in pool.decisions if "more B200" in one.message}
+        assert reasons <= {Reason.BOUNDS}
+
     def test_a_start_during_which_the_clock_jumped_is_not_timed(self) -> None:
         pool = Pool(policy(), load=90.0).fill(B200=8)
         pool.run(60.0)
@@ -322,6 +339,33 @@ class TestStarts:
             totals.append(decision.total)
         assert totals[79] == 10
         assert totals[-1] > 10
+
+
+class TestGates:
+    """Replicas whose revision has not passed its gate: ready, and without traffic."""
+
+    def test_they_are_no_capacity_that_serves_but_one_that_comes(self) -> None:
+        pool = Pool(policy(), load=60.0, kv_share=0.9, silent_s=math.inf).fill(B200=8)
+        pool.replicas["B200"][7].ready_s = pool.now_s - 60.0
+        decision = pool.tick()
+        assert (decision.inputs["readyReplicas"], decision.inputs["startingReplicas"]) == (7, 1)
+        assert decision.inputs["capacityRequests"] == 80
+        # Of seven, not of eight.
+        assert decision.inputs["needRequests"] == pytest.approx(70.0 * 0.9 / 0.8)
+
+    def test_nothing_shrinks_while_a_gate_runs(self) -> None:
+        pool = settled(load=9.0, replicas=10)
+        size = pool.wanted["B200"]
+        pool.silent_s = 3600.0
+        pool.replicas["B200"][-1].ready_s = pool.now_s
+        decision = pool.run(900.0)
+        assert (decision.total, decision.reason) == (size, Reason.REPLICAS_STARTING)
+
+    def test_a_gate_that_takes_longer_than_two_starts_is_not_waited_for(self) -> None:
+        pool = Pool(policy(), load=70.0, silent_s=math.inf).fill(B200=8)
+        pool.replicas["B200"][7].ready_s = pool.now_s
+        assert pool.run(1200.0).total == 8
+        assert pool.run(60.0).total > 8
 
 
 class TestGPUTypes:

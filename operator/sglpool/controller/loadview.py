@@ -130,7 +130,7 @@ def signals_of(
         replicas=tuple(_sample(pod, reading, waited_s) for pod in pods if pod.uid in serving),
         has_router=subject.routed,
         refused_conversations=reading.refused_conversations,
-        queued=sum(one.queued for pod in pods if pod.ready and (one := reading.measured.get(pod.uid))),
+        queued=sum(one.queued for pod in pods if pod.uid in serving and (one := reading.measured.get(pod.uid))),
         routers_read=reading.routers_read,
         routers_known=reading.routers_known,
         age_s=waited_s,
@@ -138,7 +138,10 @@ def signals_of(
 
 
 def _serves(pod: ObservedPod, reading: Reading, now_s: float) -> bool:
-    return pod.ready and (pod.uid in reading.measured or not 0 <= now_s - pod.unready_since_s < FIRST_POLL_S)
+    """Whether it carries load: one whose revision has not passed its gate gets no traffic, whatever it could carry."""
+    if not pod.ready or pod.unproven == "true":
+        return False
+    return pod.uid in reading.measured or not 0 <= now_s - pod.unready_since_s < FIRST_POLL_S
 
 
 def _type_state(
@@ -155,6 +158,7 @@ def _type_state(
             ordinal=pod.ordinal,
             since_s=scaled(pod.unready_since_s),
             unschedulable_since_s=scaled(pod.unready_since_s) if pod.unschedulable and not pod.node else None,
+            ready=pod.ready,
         )
         for pod in mine
         if not (pod.uid in serving or pod.terminating)

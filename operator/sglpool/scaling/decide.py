@@ -132,6 +132,8 @@ def _grown(memory: Memory, growth: tuple[float, int, int], added: int, spilled: 
 def _why_grow(now: _Situation, move: Move) -> Reason:
     if move.passed_by:
         return Reason.SPILLED
+    if now.asked.requests <= GROW_ABOVE * now.capacity:
+        return Reason.BOUNDS
     if now.asked.by_kv > now.asked.by_requests:
         return Reason.KV_ABOVE_TARGET
     return Reason.REQUESTS_WAITING if now.asked.urgent else Reason.LOAD_ABOVE_TARGET

@@ -15,11 +15,13 @@ STARTS_KEPT = 8
 def remember_starts(policy: Policy, signals: Signals, memory: Memory, now_s: float) -> Memory:
     """The memory with the starts that ended since the last decision.
 
+    A start ends when the replica is ready, not when it gets traffic: a gate may take as long as it likes.
     A replica that was ready before and is again was not started, so it says nothing. Neither does one that was there
     already at the first decision: it may be one of those.
     """
     ready = {sample.uid: sample.gpu_type for sample in signals.replicas}
-    waiting = {one.uid: one.since_s for state in signals.types for one in state.starting}
+    ready |= {one.uid: state.type for state in signals.types for one in state.starting if one.ready}
+    waiting = {one.uid: one.since_s for state in signals.types for one in state.starting if not one.ready}
     fresh = memory.last_s is not None
     known = ({*memory.known, *ready} if fresh else {*ready, *waiting}) & (ready.keys() | waiting.keys())
     if known == memory.known and not waiting and not memory.starting:

@@ -62,6 +62,8 @@ def _change(found: Sequence[Group], wanted: Mapping[str, int]) -> str:
 def _why(reason: Reason) -> str:
     if reason is Reason.SPILLED:
         return ", because pods of a preferred type find no node or do not start"
+    if reason is Reason.BOUNDS:
+        return ", because some of minReplicas find no node or do not start"
     if reason is Reason.RETURNING:
         return ", because the preferred type has room again"
     return ""

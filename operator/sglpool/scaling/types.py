@@ -41,7 +41,7 @@ class Reason(StrEnum):
         AT_MAXIMUM: more is needed than the bounds allow.
         AT_MINIMUM: less is needed than the bounds allow.
     Bounds:
-        BOUNDS: the pool's bounds are other than its size.
+        BOUNDS: the pool's bounds are other than its size, or than what of it serves or starts.
     Holding, because nothing can be said:
         NO_LOAD_TOTAL: the routers' requests in flight could not be read, or not of all routers, or are too old.
         REPLICAS_UNREADABLE: too few replicas could be read.
@@ -119,7 +119,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSample:
-    """One ready replica, read or not. Every ready pod has one, and no other pod: draining ones too.
+    """One replica that serves, read or not. Every pod that serves has one, and no other pod: draining ones too.
 
     Attributes:
         uid: the pod's uid.
@@ -140,19 +140,22 @@ class ReplicaSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartingReplica:
-    """A pod of a replica that is not ready and not terminating: starting, broken, or without a node.
+    """A pod of a replica that serves nobody and is not terminating: starting, broken, without a node, under a gate.
 
     Attributes:
         uid: the pod's uid.
         ordinal: its number in the StatefulSet.
-        since_s: since when it is not ready: its start, or when it stopped being ready.
+        since_s: since when it is as it is: its start, or when it became ready or stopped being ready.
         unschedulable_since_s: since when the scheduler finds no node for it, None if it has one or was not looked at.
+        ready: whether its start is over, and it only gets no traffic yet: nobody has polled it, or its revision has
+            not passed its gate.
     """
 
     uid: str
     ordinal: int
     since_s: float
     unschedulable_since_s: float | None = None
+    ready: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +165,9 @@ class TypeState:
     Attributes:
         type: the GPU type.
         replicas: `spec.replicas` of its StatefulSet, less those that drain for a smaller size; 0 without one.
-        ready: ready pods, draining ones included: those of a scale-down are above what was wanted last, and those of a
-            roll-out come back.
-        starting: pods that are not ready, nor terminating.
+        ready: pods that serve, draining ones included: those of a scale-down are above what was wanted last, and
+            those of a roll-out come back.
+        starting: pods that serve nobody yet, and are not terminating.
     """
 
     type: str
