@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sglpool.picker.accesslog import ROTATE_BYTES, AccessLog, parse_line
+from sglpool.picker.accesslog import LINES_AT_ONCE, ROTATE_BYTES, AccessLog, parse_line
 from sglpool.picker.admin import AdminError, AdminGone, parse_active
 from sglpool.picker.app import policy_config
 from sglpool.picker.initial import digest, read_keys
@@ -156,6 +158,21 @@ def test_lines_come_whole_though_they_are_written_in_pieces(tmp_path):
     writer.file.close()
 
 
+async def test_what_else_is_to_be_done_comes_between_a_few_lines_and_the_next(tmp_path):
+    log, writer, seen, _ = make_log(tmp_path)
+    writer.write(*(f"a.b.c.{number}" for number in range(1000)))
+    reading = asyncio.ensure_future(log.run())
+    counts = [0]
+    async with asyncio.timeout(20):
+        while counts[-1] < 1000:
+            await asyncio.sleep(0)
+            counts.append(len(seen))
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    assert max(after - before for before, after in itertools.pairwise(counts)) <= LINES_AT_ONCE
+    writer.file.close()
+
+
 def test_broken_lines_are_counted_and_left_out(tmp_path):
     log, writer, seen, metrics = make_log(tmp_path)
     writer.file.write("junk\n" + "x" * 20_000 + "\n\n")
@@ -270,18 +287,18 @@ def test_what_is_no_poll_is_refused(body):
 
 
 def test_envoy_s_counts_are_found_by_address():
-    def host(ip: str, **stats: int) -> dict[str, Any]:
-        place = {"socket_address": {"address": ip, "port_value": 30000}}
-        # Envoy leaves a value of zero out.
-        named = [{"name": name, **({"value": str(value)} if value else {})} for name, value in stats.items()]
-        return {"address": place, "stats": named}
-
-    clusters = [
-        {"name": "picker", "host_statuses": [host("9.9.9.9", rq_active=5)]},
-        {"name": "engines", "host_statuses": [host("10.0.0.1", rq_total=7, rq_active=2), host("fd00::1", rq_active=0)]},
-    ]
-    assert parse_active({"cluster_statuses": clusters}) == {"10.0.0.1:30000": 2, "[fd00::1]:30000": 0}
-    assert parse_active({}) == {}
+    clusters = (
+        "engines::observability_name::engines\n"
+        "engines::default_priority::max_requests::104\n"
+        "engines::10.0.0.1:30000::rq_total::7\n"
+        "engines::10.0.0.1:30000::rq_active::2\n"
+        "engines::[fd00::1]:30000::rq_active::0\n"
+        "picker::9.9.9.9:30000::rq_active::5\n"
+    )
+    assert parse_active(clusters) == {"10.0.0.1:30000": 2, "[fd00::1]:30000": 0}
+    assert parse_active("") == {}
+    with pytest.raises(ValueError, match="many"):
+        parse_active("engines::10.0.0.1:30000::rq_active::many")
 
 
 def test_the_settings_come_back_from_their_file():
