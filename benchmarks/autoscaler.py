@@ -3,7 +3,9 @@
 24 hours with 64 to 240 concurrent requests, noise and six bursts; replicas that should carry 5 and take 600 s to
 start. The decision is the operator's own. Beside it, on the same load, the formulas of Kubernetes' HPA and of
 Knative's KPA, with the same utilisation target. The load is one that gives these formulas the figures that they are
-known for. Deterministic but for the CPU time. Run it with `python -m benchmarks.autoscaler`.
+known for. Then three hours of such a day request by request (`windows`), a scale-down (`drain`), how soon a step is
+answered, and what a tick costs (`ticks`). Deterministic but for the CPU time. Run it with
+`python -m benchmarks.autoscaler`.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from benchmarks.windows import window_rows
 
 from sglpool.lab.fluid import STEP_S, Day, Fleet, Outcome, Scaler, simulate
 from sglpool.lab.fluid_scalers import HorizontalPodAutoscaler, KnativePodAutoscaler, Ours, policy_of, signals_of
+from sglpool.lab.workload import Kind
 from sglpool.scaling import Memory, decide
 
 TARGET, COLD_START_S, FAST_START_S, DRAIN_S = 5.0, 600.0, 120.0, 600.0
@@ -41,6 +44,7 @@ class Settings:
     seeds: int = 6
     steps: int = 200
     windows: int = 3
+    kinds: tuple[Kind, ...] = (Kind.INTERACTIVE, Kind.AUTONOMOUS)
     drains: int = 3
     drained: int = 50
 
@@ -124,7 +128,7 @@ def measure(settings: Settings) -> list[Row]:
         *_day_rows(settings),
         *_variant_rows(settings),
         *_blackout_rows(settings),
-        *window_rows(settings.windows, lambda load: _fleet(load, 1, Variant(drain_s=DRAIN_S)), ours),
+        *window_rows(settings.windows, settings.kinds, lambda load: _fleet(load, 1, Variant(drain_s=DRAIN_S)), ours),
         *drain_rows(settings.drains, replicas=settings.drained),
         *_step_rows(settings),
         _cpu_row(),
@@ -278,7 +282,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="one day and ten steps: a smoke test, not a figure")
     parser.add_argument("--out", type=Path, help="file of results (default benchmarks/results/autoscaler.json)")
     options = parser.parse_args(arguments)
-    settings = Settings(seeds=1, steps=10, windows=1, drains=1, drained=10) if options.quick else Settings()
+    settings = (
+        Settings(seeds=1, steps=10, windows=1, kinds=(Kind.AUTONOMOUS,), drains=1, drained=10)
+        if options.quick
+        else Settings()
+    )
     started_s = time.process_time()
     found = measure(settings)
     print(f"{time.process_time() - started_s:.0f} s of CPU", file=sys.stderr)

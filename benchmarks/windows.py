@@ -1,9 +1,10 @@
 """Hours of a fluid day, simulated request by request: whether the fluid model of the autoscaler can be believed.
 
-Three hours of the day, chosen by rule: where the load rises most, where it is highest, where it falls most. Interactive
-clients, as many as make that load; the routing policy and the operator's decision in a closed loop; replicas that take
-ten minutes to start and ten to drain. The fluid model is asked twice: on its own load, and on the load that the
-requests made (people who wait longer are more requests in flight, so the two differ while a pool is overloaded).
+Three hours of the day, chosen by rule: where the load rises most, where it is highest, where it falls most. Clients, as
+many as make that load; the routing policy and the operator's decision in a closed loop; replicas that take ten minutes
+to start and ten to drain. The fluid model is asked twice: on its own load, and on the load that the requests made.
+The two differ while a pool is overloaded: who waits longer is in flight for longer, most of all people, since agents
+that never pause are nearly always in flight.
 Not here: whole days (`autoscaler`).
 """
 
@@ -21,11 +22,14 @@ SEED = 1
 """Of the day, and of the clients."""
 
 
-def window_rows(windows: int, fleet_of: Callable[[float], Fleet], scaler_of: Callable[[Fleet], Ours]) -> list[Row]:
+def window_rows(
+    windows: int, kinds: Sequence[Kind], fleet_of: Callable[[float], Fleet], scaler_of: Callable[[Fleet], Ours]
+) -> list[Row]:
     """The figures of the first so many windows of a day.
 
     Args:
         windows: how many.
+        kinds: what clients are like, in runs of their own.
         fleet_of: the replicas for a load.
         scaler_of: the autoscaler of a fleet.
     """
@@ -34,12 +38,13 @@ def window_rows(windows: int, fleet_of: Callable[[float], Fleet], scaler_of: Cal
     for window in windows_of(day)[:windows]:
         fleet = fleet_of(day.load()[0])
         entry = enter(day, window, fleet, scaler_of(fleet))
-        rows += _rows(entry, run_window(entry, Kind.INTERACTIVE, SEED))
+        for kind in kinds:
+            rows += _rows(f"{window.name}, {_clock(window.begin_s)}, {kind}", entry, run_window(entry, kind, SEED))
     return rows
 
 
-def _rows(entry: Entry, found: Joined) -> list[Row]:
-    name, figures = f"{entry.window.name}, {_clock(entry.window.begin_s)}, by request", found.figures
+def _rows(name: str, entry: Entry, found: Joined) -> list[Row]:
+    figures = found.figures
     return [
         Row(
             figure=f"{name}: time with more than 1.2 of the target",
@@ -61,11 +66,6 @@ def _rows(entry: Entry, found: Joined) -> list[Row]:
             unit="1",
             peer="fluid model",
             peer_value=_mean(entry.load),
-        ),
-        Row(
-            figure=f"{name}: replicas added and let go ({found.grown} and {found.shrunk} decisions)",
-            value=found.added + found.let_go,
-            unit="1",
         ),
         Row(figure=f"{name}: TTFT p99", value=figures.ttft_p99_s, unit="s"),
         Row(

@@ -21,7 +21,7 @@ from sglpool.routing.types import ConversationKey
 from sglpool.scaling import ReplicaSample, Signals, StartingReplica, TypeState, decide
 
 WARMUP_S = 600.0
-SESSIONS_PER_REQUEST = {Kind.AUTONOMOUS: 1.45, Kind.THICK: 0.62, Kind.INTERACTIVE: 6.4}
+SESSIONS_PER_REQUEST = {Kind.AUTONOMOUS: 1.33, Kind.INTERACTIVE: 6.4}
 """So many sessions keep one request in flight where replicas carry a little over four, as an autoscaler has them."""
 IDLE_READS = 2
 """A draining replica is done when nobody who lives there is at work, at so many ticks in a row."""
