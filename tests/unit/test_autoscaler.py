@@ -11,7 +11,7 @@ import pytest
 
 from sglpool.api import names
 from sglpool.api.pool import Pool
-from sglpool.controller.autoscaler import DRAIN_INTERVAL_S, FIXED_INTERVAL_S, INTERVAL_S, SHOW_S, Autoscaler
+from sglpool.controller.autoscaler import DRAIN_INTERVAL_S, FIXED_INTERVAL_S, INTERVAL_S, JUMP_S, SHOW_S, Autoscaler
 from sglpool.controller.loadview import (
     FIRST_POLL_S,
     ROUTER_PATIENCE_S,
@@ -352,6 +352,33 @@ def test_pools_are_spread_evenly_over_the_interval(in_virtual_time):
         for name in ("pool-0", "pool-299"):
             first, second = [at for at, pool in scene.reader.calls if pool == name]
             assert second - first == pytest.approx(INTERVAL_S, abs=0.1)
+
+    in_virtual_time(scenario())
+
+
+def test_a_load_that_jumps_is_read_once_more_within_seconds_and_followed(in_virtual_time):
+    async def scenario():
+        scene = Scene()
+        scene.put(4)
+        replicas = {f"pod-{n}": replica(in_flight=2) for n in range(4)}
+        scene.reader.answer = reading(9.0, replicas=replicas)
+        async with scene.autoscaler:
+            scene.follow()
+            await asyncio.sleep(10 * INTERVAL_S)
+            wanted = scene.autoscaler.view(KEY).wanted
+            assert wanted == {"B200": 4}
+            calls = len(scene.reader.calls)
+            scene.reader.answer = reading(18.0, replicas=replicas)
+            jumped_s = asyncio.get_running_loop().time()
+            await asyncio.sleep(INTERVAL_S + JUMP_S)
+            wanted = scene.autoscaler.view(KEY).wanted
+            assert wanted is not None
+            assert wanted["B200"] > 4
+            first, second = [at for at, _ in scene.reader.calls[calls : calls + 2]]
+            assert first - jumped_s <= INTERVAL_S
+            assert second - first == pytest.approx(JUMP_S, abs=0.1)
+            await asyncio.sleep(10 * INTERVAL_S)
+            assert len(scene.reader.calls) <= calls + 13, "then at its usual pace again"
 
     in_virtual_time(scenario())
 

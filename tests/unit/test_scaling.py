@@ -87,6 +87,54 @@ class TestGrowing:
         assert (decision.total, decision.reason) == (9, Reason.AT_MAXIMUM)
 
 
+class TestJumps:
+    """A load that jumps: one reading may be chance, two are not."""
+
+    def jump(self, before: float, after: float, replicas: int) -> Pool:
+        pool = Pool(policy(), load=before).fill(B200=replicas)
+        pool.tick(8)
+        pool.load = after
+        return pool
+
+    def test_two_readings_seconds_apart_are_enough(self) -> None:
+        # 48 of 80 places, and then 96: a mean of a minute would be above 84 * 0.9 after the third tick only.
+        pool = self.jump(48.0, 96.0, 8)
+        first = pool.tick()
+        assert (first.total, first.look_again) == (8, True)
+        pool.now_s += 3.0 - TICK_S
+        second = pool.tick()
+        assert (second.total, second.reason, second.look_again) == (11, Reason.LOAD_ABOVE_TARGET, False)
+        assert "96 requests in flight (mean of 2 readings after a jump) need 107 places" in second.message
+
+    def test_one_reading_is_chance(self) -> None:
+        pool = self.jump(48.0, 96.0, 8)
+        assert pool.tick().look_again
+        pool.load = 48.0
+        assert pool.run(600.0).total == 8
+        assert not any(one.look_again for one in pool.decisions[9:])
+
+    def test_a_second_decision_on_the_same_reading_is_not_a_second_reading(self) -> None:
+        pool = self.jump(48.0, 96.0, 8)
+        pool.tick()
+        pool.now_s -= TICK_S
+        assert pool.tick().total == 8
+
+    @pytest.mark.parametrize(
+        ("before", "after", "replicas"),
+        [(60.0, 86.0, 8), (2.0, 4.0, 1), (0.0, 1.0, 1), (20.0, 60.0, 8)],
+        ids=["less than half more", "no more than chance", "one request", "it has places enough"],
+    )
+    def test_what_is_no_jump_is_not_looked_at_again(self, before: float, after: float, replicas: int) -> None:
+        assert not self.jump(before, after, replicas).tick().look_again
+
+    def test_what_cannot_grow_is_not_looked_at_for_ever(self) -> None:
+        pool = Pool(policy(most=8), load=48.0).fill(B200=8)
+        pool.tick(8)
+        pool.load = 200.0
+        pool.tick(40)
+        assert sum(one.look_again for one in pool.decisions) <= 1
+
+
 class TestShrinking:
     def test_a_low_load_shrinks_after_a_window_and_not_before(self) -> None:
         pool = Pool(policy(), load=36.0).fill(B200=10)

@@ -28,6 +28,8 @@ DRAIN_INTERVAL_S = 5.0
 """While replicas of it are being emptied: a removal waits for two idle readings."""
 FIXED_INTERVAL_S = 60.0
 """Of a pool of fixed size: its load is only shown."""
+JUMP_S = 3.0
+"""After a reading that says that the load has jumped: the next one tells whether that was chance."""
 FASTEST_S = 1.0
 MAX_GAP_TICKS = 8
 """Ticks that may fail or be late before the load of the past counts for nothing."""
@@ -184,6 +186,8 @@ class Autoscaler:
         self._metrics.observe_signals(key, missing=missing_of(observed, reading), age_s=_oldest_s(reading))
         if _due(followed) != before:
             self._enqueue(key)
+        if followed.decision is not None and followed.decision.look_again:
+            self._rounds.soon(key, max(JUMP_S / self._speed, FASTEST_S))
 
     @staticmethod
     def _engines_of(followed: _Followed, observed: Observed) -> tuple[Endpoint, ...]:

@@ -68,6 +68,17 @@ class Rounds:
             pool.interval_s = interval_s
             self._schedule(key, pool)
 
+    def soon(self, key: PoolKey, delay_s: float) -> None:
+        """Give a pool one more turn after a while, unless its next is sooner."""
+        pool = self._pools.get(key)
+        if not self._open or pool is None:
+            return
+        loop = asyncio.get_running_loop()
+        if pool.timer is None or loop.time() + delay_s < pool.timer.when():
+            if pool.timer is not None:
+                pool.timer.cancel()
+            pool.timer = loop.call_later(delay_s, self._fire, key, pool)
+
     def forget(self, key: PoolKey) -> None:
         """Give a pool no more turns; one under way goes on."""
         pool = self._pools.pop(key, None)

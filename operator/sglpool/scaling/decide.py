@@ -5,6 +5,8 @@
     shrink   when need < 0.85 of it for a whole window, nothing starts and all is read: 10% in two minutes
     hold     when the load cannot be read
 
+The mean is one of 60 s, of 10 s while requests wait, of two readings when the load has jumped.
+
 Decided from what is: the same signals and memory give the same answer. Not here: reading anything, and carrying it out.
 """
 
@@ -139,6 +141,12 @@ def _why_grow(now: _Situation, move: Move) -> Reason:
     return Reason.REQUESTS_WAITING if now.asked.urgent else Reason.LOAD_ABOVE_TARGET
 
 
+def _suspects(now: _Situation, move: Move) -> bool:
+    """Whether the last reading alone, if it is no chance, asks for more than there is."""
+    beyond = now.reading.demand / demand.HEAD_ROOM > GROW_ABOVE * now.capacity
+    return beyond and not move.changed and demand.may_have_jumped(now.memory)
+
+
 def _why_not_shrink(now: _Situation) -> Reason | None:
     """What forbids any step down now, whatever the load."""
     if any(group.coming for group in now.found):
@@ -212,6 +220,7 @@ def _answer(now: _Situation, reason: Reason, move: Move, memory: Memory) -> tupl
         message=text.decided(reason, now.found, now.asked, demand.peak(now.memory), move.wanted),
         inputs=text.figures(now.found, now.reading, now.asked, now.memory),
         valid=True,
+        look_again=_suspects(now, move),
     )
     # Helpers are counted up to what there is: the bounds and the user may have taken them.
     spilled = {name: min(count, move.wanted[name]) for name, count in memory.spilled.items() if move.wanted.get(name)}

@@ -12,6 +12,11 @@ from sglpool.scaling.types import Memory, Policy, Reason, ReplicaSample, Signals
 
 HEAD_ROOM = 0.9
 MEAN_S, URGENT_MEAN_S = 60.0, 10.0
+JUMP_SHARE, JUMP_DEVIATIONS = 0.5, 2.0
+"""A reading that is above the mean before it by this share, and by more than chance makes of requests that come singly:
+so many square roots of that mean."""
+APART_S = 2.0
+"""Readings closer to each other are one: a second decision on the same reading is no second reading."""
 MAX_SAMPLES = 32
 """Samples of the demand that are kept, at most: a minute of ticks of 2 s."""
 FRESH_SHARE = 0.7
@@ -53,6 +58,7 @@ class Need:
     Attributes:
         mean: mean demand that this rests on.
         urgent: whether something waits or was refused, so that the mean is short.
+        jumped: whether the last two readings are both far above those before: then they alone are the mean.
         by_requests: what the requests ask for.
         by_kv: what the KV cache asks for.
         careful: the larger of both, with every replica that was not read taken as full: for shrinking.
@@ -60,6 +66,7 @@ class Need:
 
     mean: float
     urgent: bool
+    jumped: bool
     by_requests: float
     by_kv: float
     careful: float
@@ -131,17 +138,39 @@ def remember_demand(memory: Memory, reading: Reading, now_s: float) -> Memory:
 def need(
     policy: Policy, signals: Signals, reading: Reading, memory: Memory, found: Sequence[Group], now_s: float
 ) -> Need:
-    """What the load asks for. While something waits, a mean of 10 s may raise it, and never lowers it."""
+    """What the load asks for. While something waits, a mean of 10 s may raise it, and never lowers it.
+
+    So may the last two readings once both say that the load has jumped: a mean of a minute would take half of that to
+    follow, and a single reading may be chance.
+    """
     mean, kv_share = _means(memory, now_s - MEAN_S)
     urgent = signals.queued > 0 or signals.refused_conversations > 0
     if urgent:
         latest, latest_kv_share = _means(memory, now_s - URGENT_MEAN_S)
         mean, kv_share = max(mean, latest), max(kv_share, latest_kv_share)
+    jumped = _jumped(memory.demand, 2)
+    if jumped:
+        mean = max(mean, sum(each[1] for each in memory.demand[-2:]) / 2)
     kv_requests = ready_capacity(found) / policy.target_kv_utilization
     unread_share = reading.kv_share_full - reading.kv_share
     by_requests, by_kv = mean / HEAD_ROOM, kv_requests * kv_share
     careful = max(by_requests + reading.unread_demand / HEAD_ROOM, kv_requests * (kv_share + unread_share))
-    return Need(mean=mean, urgent=urgent, by_requests=by_requests, by_kv=by_kv, careful=careful)
+    return Need(mean=mean, urgent=urgent, jumped=jumped, by_requests=by_requests, by_kv=by_kv, careful=careful)
+
+
+def may_have_jumped(memory: Memory) -> bool:
+    """Whether the last reading alone is far above those before: one more would tell whether that is chance."""
+    return _jumped(memory.demand, 1) and not _jumped(memory.demand, 2)
+
+
+def _jumped(readings: Sequence[tuple[float, float, float]], latest: int) -> bool:
+    """Whether each of the latest readings is far above the mean of all before them."""
+    before, found = [each[1] for each in readings[:-latest]], readings[-latest:]
+    if not before or (latest > 1 and found[-1][0] - found[0][0] < APART_S):
+        return False
+    mean = sum(before) / len(before)
+    far = mean + max(JUMP_SHARE * mean, JUMP_DEVIATIONS * math.sqrt(max(mean, 1.0)))
+    return min(each[1] for each in found) >= far
 
 
 def window_s(cold_start_s: float) -> float:

@@ -50,7 +50,7 @@ def decided(reason: Reason, found: Sequence[Group], asked: Need, peak_need: floa
 def _asks(asked: Need) -> str:
     if asked.by_kv > asked.by_requests:
         return f"the KV cache in use needs {asked.by_kv:.0f} places"
-    over = "10 s" if asked.urgent else "60 s"
+    over = "2 readings after a jump" if asked.jumped else "10 s" if asked.urgent else "60 s"
     return f"{asked.mean:.0f} requests in flight (mean of {over}) need {asked.by_requests:.0f} places"
 
 

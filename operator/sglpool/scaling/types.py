@@ -213,6 +213,8 @@ class Decision:
         message: why, with figures, for people.
         inputs: the figures that decided, by name.
         valid: whether the load could be read. If not, `wanted` is what was wanted before, within the bounds.
+        look_again: whether the load seems to have jumped beyond what there is. One more reading, in seconds rather than
+            at the next tick, would tell.
     """
 
     wanted: Mapping[str, int]
@@ -220,6 +222,7 @@ class Decision:
     message: str
     inputs: Mapping[str, float]
     valid: bool
+    look_again: bool = False
 
     @property
     def total(self) -> int:
