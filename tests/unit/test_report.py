@@ -119,9 +119,31 @@ def test_events_are_about_the_pool_or_name_what_they_are_about() -> None:
     assert "0:03 node b200-0 C" in words
 
 
-def test_totals_count_replicas_from_the_first_ready_one_on() -> None:
-    counted = totals(recording(samples=tuple(sample(n, ready=count) for n, count in enumerate((0, 2, 4, 1)))))
-    assert (counted.fewest, counted.most) == (1, 4)
+@pytest.mark.parametrize(
+    ("ready", "bounds"),
+    [
+        # A pool of two that comes up one by one was never a pool of one.
+        ((0, 1, 2, 4, 2), (2, 4)),
+        ((0, 2, 4, 1), (1, 4)),
+        ((0, 1), (0, 1)),
+        ((), (0, 0)),
+    ],
+)
+def test_totals_count_replicas_from_the_time_on_when_all_were_ready(
+    ready: tuple[int, ...], bounds: tuple[int, int]
+) -> None:
+    counted = totals(recording(samples=tuple(sample(n, wanted=2, ready=count) for n, count in enumerate(ready))))
+    assert (counted.fewest, counted.most) == bounds
+
+
+def test_the_page_says_how_fast_engines_started() -> None:
+    assert "the start of a replica 100 times" in render(recording(start_speed=100.0))
+    assert "the start of a replica 40 times" in render(recording())
+
+
+def test_one_failed_request_is_one() -> None:
+    words = " ".join(Page(render(recording(requests=(Request(at_s=1, problem="status 503"),)))).words)
+    assert "1 request failed" in words
 
 
 def test_lanes_follow_a_replica_through_states_and_nodes() -> None:

@@ -88,7 +88,7 @@ class Demo:
     @contextmanager
     def _recorded(self) -> Iterator[Show]:
         """Record what happens; the report is written however it ends."""
-        show = Show(self._sandbox.api, POOL, demo_load.MIX)
+        show = Show(self._sandbox.api, POOL, demo_load.MIX, start_speed=START_SPEED)
         show.start()
         self._stage.figures = show.line
         try:

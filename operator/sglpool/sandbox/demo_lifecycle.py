@@ -81,6 +81,7 @@ def refuse(scene: Scene) -> None:
 def infeasible(scene: Scene) -> None:
     """A change that is taken and not carried out, and taken back."""
     scene.stage.title("A change that cannot fit is accepted, explained, and not carried out")
+    scene.show.chapter("A change that cannot fit: explained, not carried out")
     scene.stage.say("With two GPUs a replica instead of four, the weights alone would be larger than a GPU.")
     serving = [replica.pod for replica in scene.show.now.replicas if replica.state is State.SERVING]
     before = scene.uids(serving)

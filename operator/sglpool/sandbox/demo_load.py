@@ -41,7 +41,7 @@ def grow(scene: Scene) -> None:
     """More work than the pool was made for, most of it one session's, until more replicas are Ready."""
     scene.stage.title(f"{MANY} agents, and a thick session: one more with {THICK} conversations at once")
     scene.stage.say("The thick session's conversations are spread, each with a home of its own. The pool has to grow.")
-    scene.show.chapter(f"{MANY} agent sessions and a thick one of {THICK} conversations")
+    scene.show.chapter(f"{MANY} agent sessions, and a thick one: {THICK} conversations at once")
     agents = scene.agents()
     agents.aim(MANY)
     agents.thick(THICK)

@@ -32,11 +32,13 @@ class Show:
         api: The API server.
         pool: Name of the pool.
         mix: What the agents are like.
+        start_speed: How many times faster than life engines start; None for the speed of the mix.
     """
 
-    def __init__(self, api: ApiServer, pool: str, mix: Mix) -> None:
+    def __init__(self, api: ApiServer, pool: str, mix: Mix, *, start_speed: float | None = None) -> None:
         self._pool = pool
         self._mix = mix
+        self._start_speed = start_speed
         self._model = ""
         self._began_s = time.monotonic()
         self._began = f"{datetime.datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
@@ -115,6 +117,7 @@ class Show:
             pool=self._pool,
             model=self._model or self._pool,
             speed=self._mix.speed,
+            start_speed=self._start_speed,
             began=self._began,
             version=__version__,
             samples=self._recorder.samples,

@@ -77,8 +77,8 @@ def _lead(recording: Recording) -> str:
     return (
         f"<p>Coding agents work against an InferencePool of {escape(recording.model)} on a Kubernetes control plane. "
         "The control plane, the operator, the router and the agents' requests are real; the GPUs and SGLang's "
-        f"arithmetic are simulated, {recording.speed:g} times faster than life. Times are wall time of the machine "
-        f"that ran it: what takes a replica 15 minutes in life takes {15 * 60 / recording.speed:.0f} s here. "
+        f"arithmetic are simulated, {recording.speed:g} times faster than life, and the start of a replica "
+        f"{recording.start_speed or recording.speed:g} times. Times are wall time of the machine that ran it. "
         "Move a pointer over a chart to read its figures.</p>"
     )
 
@@ -87,7 +87,7 @@ def _tiles(recording: Recording, sums: Totals) -> str:
     replicas = f"{sums.fewest} to {sums.most}" if sums.most else UNKNOWN
     tiles = [
         (f"{sums.requests:,}", "requests answered"),
-        (f"{sums.failed:,}", "requests failed"),
+        (f"{sums.failed:,}", "request failed" if sums.failed == 1 else "requests failed"),
         (_percent(sums.hit_rate), f"of {_millions(sums.prompt_tokens)} prompt tokens came from the KV cache"),
         (_ms(sums.p50_s), "to the first token, median"),
         (_ms(sums.p99_s), "to the first token, 99th percentile"),
@@ -129,7 +129,8 @@ def _load(recording: Recording, axis: svg.TimeAxis) -> str:
     seen = {replica.state for sample in recording.samples for replica in sample.replicas}
     keys = [(f'<i class="key {state.value}"></i>', words) for state, words in STATES.items() if state in seen]
     text = (
-        "Each lane is a replica: the curve is its requests in flight, the dashed line its target, the colour its state."
+        "Each lane is a replica: the curve is its requests in flight, the dashed line its target, the colour its "
+        "state. Conversations stay where their cache is, so a replica that comes fills up with new ones."
     )
     return _section("Load per replica", text, _legend(*keys), _chart(charts.load_lanes(recording, axis)))
 
@@ -184,7 +185,7 @@ def _failures(found: Sequence[Failure]) -> str:
 def _events(recording: Recording) -> str:
     shown = recording.events[:MOST_EVENTS]
     rows = [
-        f'<tr><td class="time">{svg.clock(item.at_s)}</td><td>{escape(_about(item, recording.pool))}</td>'
+        f'<tr><td class="time">{svg.clock(item.at_s)}</td><td class="time">{escape(_about(item, recording.pool))}</td>'
         f'<td class="word{" warning" if item.warning else ""}">{escape(item.reason)}</td>'
         f"<td>{escape(item.message)}{f' ({item.count} times)' if item.count > 1 else ''}</td></tr>"
         for item in shown

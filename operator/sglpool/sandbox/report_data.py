@@ -168,6 +168,7 @@ class Recording:
         pool: Name of the pool.
         model: What it serves.
         speed: How many times faster than life its engines ran.
+        start_speed: How many times faster they started, None for the same.
         began: Date and time of its beginning, for people.
         version: Version of sglpool.
         samples: Readings, oldest first.
@@ -182,6 +183,7 @@ class Recording:
     speed: float
     began: str
     version: str
+    start_speed: float | None = None
     samples: tuple[Sample, ...] = ()
     requests: tuple[Request, ...] = ()
     events: tuple[Event, ...] = ()

@@ -85,7 +85,7 @@ class Totals:
         p99_s: 99th percentile of the same.
         hit_rate: Cached share of all prompt tokens.
         prompt_tokens: Prompt tokens of answered requests.
-        fewest: Fewest ready replicas after the first was ready.
+        fewest: Fewest ready replicas since as many as were wanted were ready for the first time.
         most: Most ready replicas.
     """
 
@@ -166,8 +166,8 @@ def totals(recording: Recording) -> Totals:
     """Figures of the whole run."""
     answered = [request for request in recording.requests if not request.problem]
     times_s = [request.first_token_s for request in answered]
-    ready = [sample.ready for sample in recording.samples]
-    serving = ready[next((at for at, count in enumerate(ready) if count), len(ready)) :]
+    complete = (at for at, sample in enumerate(recording.samples) if sample.ready >= max(1, sample.wanted))
+    serving = [sample.ready for sample in recording.samples[next(complete, 0) :]]
     return Totals(
         requests=len(answered),
         failed=len(recording.requests) - len(answered),
