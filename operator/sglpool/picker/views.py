@@ -36,8 +36,8 @@ class Views:
     def state(self) -> dict[str, Any]:
         """What /state answers."""
         now_s = self._ledger.clock_s()
-        recent = self._ledger.state.homes_seen_since(now_s - IDLE_S)
-        members = sorted(self._fleet.members.values(), key=lambda member: (member.pod.name, member.replica.uid))
+        members = self._members()
+        idle = self._idle(members, now_s)
         warm = warm_tokens(
             self._ledger.state.conversations.values(), {m.replica.uid for m in members if m.replica.draining}
         )
@@ -46,7 +46,11 @@ class Views:
             "router": self._router,
             "leaving": self.leaving,
             "replicas": [
-                {**self._replica(member, recent, now_s), "warm_tokens": warm.get(member.replica.uid)}
+                {
+                    **self._replica(member, now_s),
+                    "idle": member.replica.uid in idle,
+                    "warm_tokens": warm.get(member.replica.uid),
+                }
                 for member in members
             ],
             "conversations": len(self._ledger.state.conversations),
@@ -55,9 +59,44 @@ class Views:
             "store": {"configured": self._has_store, "available": self._ledger.state.store_available},
         }
 
-    def _replica(self, member: Member, recent: set[str], now_s: float) -> dict[str, Any]:
+    def replicas(self) -> list[dict[str, Any]]:
+        """The replicas of `state`, without what takes a look at conversations."""
+        now_s = self._ledger.clock_s()
+        return [self._replica(member, now_s) for member in self._members()]
+
+    def totals(self) -> dict[str, float]:
+        """What is the case in all."""
+        return {
+            "conversations": len(self._ledger.state.conversations),
+            "refused": self._ledger.refused_conversations(),
+            "store_available": self._ledger.state.store_available,
+        }
+
+    def _members(self) -> list[Member]:
+        return sorted(self._fleet.members.values(), key=lambda member: (member.pod.name, member.replica.uid))
+
+    def _idle(self, members: Iterable[Member], now_s: float) -> set[str]:
+        """Replicas without a request, on which no conversation lives that was seen lately.
+
+        Conversations are looked at only while a replica without a request may be idle: there are tens of thousands, and
+        picks wait meanwhile.
+        """
+        idle = {member.replica.uid for member in members if _is_quiet(member)}
+        homed = {uid for uid in idle if self._ledger.state.homed(uid)}
+        if not homed:
+            return idle
+        for conversation in reversed(self._ledger.state.conversations.values()):
+            if conversation.last_seen_s < now_s - IDLE_S:
+                break
+            if conversation.home in homed:
+                homed.remove(conversation.home)
+                idle.remove(conversation.home)
+                if not homed:
+                    break
+        return idle
+
+    def _replica(self, member: Member, now_s: float) -> dict[str, Any]:
         replica, pod = member.replica, member.pod
-        in_flight = replica.own_in_flight + replica.others_in_flight
         polled_s = replica.polled_at_s
         return {
             "uid": pod.uid,
@@ -81,10 +120,14 @@ class Views:
             "prefill_tokens_per_s": replica.prefill_tokens_per_s,
             "prefill_wait_s": round(prefill_wait_s(replica, now_s), 3),
             "conversations": self._ledger.state.homed(replica.uid),
-            "idle": in_flight == 0 and not member.engine_busy and replica.uid not in recent,
             "missed_polls": member.missed_polls,
             "last_poll_age_s": None if polled_s is None else round(max(0.0, now_s - polled_s), 3),
         }
+
+
+def _is_quiet(member: Member) -> bool:
+    replica = member.replica
+    return replica.own_in_flight + replica.others_in_flight == 0 and not member.engine_busy
 
 
 def warm_tokens(conversations: Iterable[Conversation], uids: Collection[str]) -> dict[str, int]:
@@ -114,8 +157,7 @@ class Gauges(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """All gauges."""
-        state = self._views.state()
-        replicas = state["replicas"]
+        replicas, totals = self._views.replicas(), self._views.totals()
         for name, text, field in (
             ("load", "Requests on a replica, as far as this router knows.", "load"),
             ("in_flight", "Requests that this router has on a replica.", "in_flight"),
@@ -132,14 +174,14 @@ class Gauges(Collector):
             yield family
         ratio = variance_to_mean([replica["load"] for replica in replicas if replica["healthy"]])
         for name, text, value in (
-            ("conversations", "Conversations that this router remembers.", state["conversations"]),
+            ("conversations", "Conversations that this router remembers.", totals["conversations"]),
             ("load_variance_to_mean", "Variance of the replicas' load over its mean: 1 is chance, 0 is even.", ratio),
             (
                 "refused_conversations",
                 "Distinct conversations refused within a minute.",
-                state["refused_conversations_last_minute"],
+                totals["refused"],
             ),
-            ("store_available", "1 while the store of homes answers.", state["store"]["available"]),
+            ("store_available", "1 while the store of homes answers.", totals["store_available"]),
         ):
             yield GaugeMetricFamily(f"sglpool_router_{name}", text, value=float(value))
 
