@@ -44,6 +44,46 @@ class Gates:
         assert found is not None
         return found
 
+    def wait_for_attempt(self, number: int) -> dict[str, Any]:
+        """The Job of that attempt, once it has a pod."""
+
+        def found() -> dict[str, Any] | None:
+            jobs = self.jobs().values()
+            return next((job for job in jobs if _attempt(job) == number and self.pod_of(job) is not None), None)
+
+        job = wait_until(
+            found, timeout_s=60, describe=lambda: f"attempt {number}; {[*map(_name, self.jobs().values())]}"
+        )
+        assert job is not None
+        return job
+
+    def pod_of(self, job: dict[str, Any]) -> dict[str, Any] | None:
+        """The pod of a Job, once it has a node."""
+        items = self.pool.kubectl.json("get", "pods", *self._selector)["items"]
+        mine = (pod for pod in items if pod["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"])
+        return next((pod for pod in mine if pod["spec"].get("nodeName")), None)
+
+    def end_pod(self, job: dict[str, Any], *, disrupted: bool) -> None:
+        """End its pod as a kubelet does: because its command failed, or because the pod has to go."""
+        pod = self.pod_of(job)
+        assert pod is not None
+        conditions = pod["status"]["conditions"]
+        if disrupted:
+            reason = {"reason": "TerminationByKubelet", "message": "Pod was terminated in response to node shutdown"}
+            now = pod["metadata"]["creationTimestamp"]
+            conditions += [{"type": "DisruptionTarget", "status": "True", "lastTransitionTime": now, **reason}]
+        ended = {"exitCode": 143 if disrupted else 1, "finishedAt": pod["metadata"]["creationTimestamp"]}
+        containers = [
+            {"name": c["name"], "image": c["image"], "imageID": "", "ready": False, "restartCount": 0}
+            | {"state": {"terminated": ended}}
+            for c in pod["spec"]["containers"]
+        ]
+        status = {"phase": "Failed", "conditions": conditions, "containerStatuses": containers}
+        self.pool.kubectl(
+            *("patch", "pod", _name(pod), "-n", self.pool.namespace, "--subresource=status", "--type=merge"),
+            *("-p", json.dumps({"status": status})),
+        )
+
     def let_pass(self) -> None:
         """The test of the running Job succeeds."""
         pods = ("pods", *self._selector)
@@ -51,6 +91,16 @@ class Gates:
             lambda: self.pool.kubectl.json("get", *pods)["items"], timeout_s=60, describe="the gate's Job has a pod"
         )
         self.pool.kubectl("label", "--overwrite", *pods, "sandbox.sglpool.io/complete=true")
+
+
+def _name(thing: dict[str, Any]) -> str:
+    return str(thing["metadata"]["name"])
+
+
+def _attempt(job: dict[str, Any]) -> int:
+    """From `p-gate-<hash>` or `p-gate-<hash>-<attempt>`."""
+    number = _name(job).split("-")[3:]
+    return int(number[0]) if number else 1
 
 
 def annotate(pool: ClusterPool, word: str) -> None:
@@ -121,6 +171,32 @@ def test_a_gate_that_takes_too_long_fails_and_its_replica_returns(
     pool.wait_ready(timeout_s=90)
     assert pool.revisions() == old
     wait_until(lambda: not gates.jobs(), timeout_s=30, describe="nobody waits for that test any more")
+
+
+def test_a_test_whose_pod_was_taken_away_is_made_again_and_one_that_fails_is_not(make_pool: PoolMaker) -> None:
+    pool = make_pool(replicas=2)
+    pool.wait_ready()
+    old = pool.revisions()
+    pool.apply(engine=CHANGED, rollout={**SOON, "gate": GATE})
+    gates = Gates(pool)
+    gates.end_pod(gates.wait_for_attempt(1), disrupted=True)
+    second = gates.wait_for_attempt(2)
+    assert "lost its pod 1 of at most 3 times" in pool.wait_for("Progressing", reason="GateRunning")["message"]
+    assert marks(pool)["p-b200-1"] == "true", "still without traffic"
+    gates.end_pod(second, disrupted=False)
+    said = pool.wait_for("Ready", reason="GateFailed")["message"]
+    assert "BackoffLimitExceeded" in said
+    wait_until(lambda: pool.revisions() == old, timeout_s=60, describe="the replica runs the old revision again")
+
+    annotate(pool, "sglpool.io/rollout=resume")
+    for number in (1, 2, 3):
+        gates.end_pod(gates.wait_for_attempt(number), disrupted=True)
+    wait_until(
+        lambda: "was taken away 3 times" in pool.condition("Ready")["message"],
+        timeout_s=60,
+        describe=lambda: f"three times are enough; {pool.condition('Ready')}",
+    )
+    wait_until(lambda: pool.revisions() == old, timeout_s=60, describe="the replica runs the old revision again")
 
 
 def test_the_only_replica_of_a_pool_returns_too(make_pool: PoolMaker) -> None:
@@ -218,3 +294,34 @@ def test_replicas_leave_a_cordoned_node_and_one_that_is_gone(
     kubectl("delete", "node", second)
     wait_elsewhere(pool, second, timeout_s=60)
     assert not set(uids(pool).values()) & set(before.values())
+
+
+@pytest.fixture
+def nodes_for_tests(kubectl: Kubectl) -> Iterator[None]:
+    """Two nodes without GPUs, where the pods of gates go; no others of that kind take any."""
+    nodes = ["cpu-250", "cpu-251"]
+    for name in nodes:
+        kubectl("apply", "--server-side", "-f", "-", input=json.dumps(node_manifest(name)))
+    names = [node["metadata"]["name"] for node in kubectl.json("get", "nodes")["items"]]
+    others = [name for name in names if name.startswith("cpu-") and name not in nodes]
+    if others:
+        kubectl("cordon", *others)
+    yield
+    if others:
+        kubectl("uncordon", *others)
+    kubectl("delete", "node", "--ignore-not-found", *nodes)
+
+
+@pytest.mark.usefixtures("nodes_for_tests")
+def test_a_test_whose_node_is_gone_is_made_again_elsewhere(make_pool: PoolMaker, kubectl: Kubectl) -> None:
+    pool = make_pool(replicas=1, rollout={**SOON, "gate": GATE})
+    gates = Gates(pool)
+    first = gates.pod_of(gates.wait_for_attempt(1))
+    assert first is not None
+    assert first["spec"]["nodeName"].startswith("cpu-25")
+    kubectl("delete", "node", first["spec"]["nodeName"])
+    second = gates.pod_of(gates.wait_for_attempt(2))
+    assert second is not None
+    assert second["spec"]["nodeName"] != first["spec"]["nodeName"]
+    gates.let_pass()
+    pool.wait_ready()

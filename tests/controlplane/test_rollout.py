@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
 
+from sglpool.sandbox.nodes import node_manifest
 from support.kubectl import Kubectl
 from support.operator_process import OperatorProcess
 from support.pool_on_cluster import ClusterPool, PoolMaker, is_ready
@@ -60,6 +62,47 @@ def test_max_unavailable_two(make_pool: PoolMaker) -> None:
     wait_until(replaced, timeout_s=90, describe="all are replaced")
     pool.wait_ready()
     assert least == 2, "two at a time, and never more"
+
+
+@pytest.fixture
+def three_nodes(kubectl: Kubectl, namespace: str) -> Iterator[None]:
+    """B200 nodes for this test alone: their label is the namespace."""
+    nodes = ["b200-240", "b200-241", "b200-242"]
+    for name in nodes:
+        manifest = node_manifest(name)
+        manifest["metadata"]["labels"]["test"] = namespace
+        kubectl("apply", "--server-side", "-f", "-", input=json.dumps(manifest))
+    yield
+    kubectl("delete", "node", "--ignore-not-found", *nodes)
+
+
+@pytest.mark.usefixtures("three_nodes")
+def test_three_at_a_time_are_of_three_nodes(make_pool: PoolMaker, namespace: str, operator: OperatorProcess) -> None:
+    """Neighbours by ordinal share a node, so this cannot go from the highest ordinal down."""
+    template = {"nodeSelector": {"test": namespace}, "annotations": {"sandbox.sglpool.io/load-delay": "3s"}}
+    pool = make_pool(replicas=6, tensorParallelSize=4, template=template, rollout={"maxUnavailable": 3})
+    pool.wait_ready()
+    before, homes = uids(pool), {name: pod["spec"]["nodeName"] for name, pod in pool.pods().items()}
+    pool.apply(engine={"maxQueuedRequests": 99})
+    together: set[frozenset[str]] = set()
+
+    def look() -> bool:
+        pods = pool.pods()
+        together.add(frozenset(before.keys() - {name for name, pod in pods.items() if is_ready(pod)}))
+        return not {pod["metadata"]["uid"] for pod in pods.values()} & {*before.values()}
+
+    wait_until(lambda: look() or len({*map(len, together)} & {2, 3}) > 0, timeout_s=60, describe="it goes on with more")
+    operator.kill()
+    operator.start()
+    wait_until(look, timeout_s=90, describe=lambda: f"all are replaced; {pool.get()['status']}")
+    pool.wait_ready()
+    assert max(map(len, together)) == 3, "as many as may be away, and never more"
+    for away in together:
+        first = [homes[name] for name in away if len(away) == 3]
+        assert len({*first}) == len(first), f"{away} were away together"
+    assert pool.statefulset()["spec"]["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": {"partition": 0}}
+    status = pool.statefulset()["status"]
+    assert status["currentRevision"] == status["updateRevision"]
 
 
 def test_a_broken_image_harms_one_replica_and_reverting_heals(make_pool: PoolMaker) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from sglpool.api import names
-from sglpool.plan import ApplyTemplate, CreateStatefulSet, DeleteObject, RecreateStatefulSet, Scale
+from sglpool.plan import ApplyTemplate, CreateStatefulSet, DeleteObject, MarkPod, RecreateStatefulSet, Scale
 from support import pools
 from support.model_world import B200, B300, FEASIBLE, GATE, INFEASIBLE, PLENTY, ROUNDS, World
 
@@ -182,6 +183,59 @@ def test_a_good_roll_out_keeps_all_but_max_unavailable_ready_and_uses_them(repli
         fewest = min(fewest, world.cluster.ready())
     assert fewest == max(replicas - most, 0)
     world.assert_reached()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(2, 8),
+    st.integers(2, 4),
+    st.lists(st.integers(0, 5), max_size=8),
+    st.sampled_from(["", "pause", "abort"]),
+    st.integers(0, 12),
+    st.booleans(),
+)
+def test_several_at_a_time_are_of_different_nodes_while_there_is_a_choice(
+    replicas, most, patience, word, said_at, waits_for_all
+):
+    """The model asserts that no more than `maxUnavailable` are away at a time."""
+    world = World(waits_for_all=waits_for_all, rollout={"maxUnavailable": most})
+    world.edit(replicas=replicas)
+    world.settle()
+    for pod, ticks in zip(world.pods(), patience, strict=False):
+        world.cluster.work(pod, patience=ticks)
+    world.edit(engine={"image": "example/good:2"})
+    for number in range(ROUNDS):
+        world.say(word if said_at <= number < said_at + 15 else "")
+        before, [current] = world.pods(), world.cluster.statefulsets.values()
+        away = {p.node for p in before if p.draining or not p.ready}
+        left = [p for p in before if p.revision != current.update_revision and p.ready and not p.draining]
+        marks = [s for s in world.round().steps if isinstance(s, MarkPod)]
+        marked = [s.name for s in marks if s.annotations.get(names.ANNOTATION_DRAINING)]
+        assert word or len(marked) == len(marks), "what has begun to leave is not taken back"
+        going = [p.node for p in left if p.name in marked]
+        others = {p.node for p in left if p.name not in marked} - {*away, *going}
+        alone = len({*going}) == len(going) and not {*going} & away
+        assert alone or not others, f"{marked} go, and their neighbours are away, or go too"
+    world.settle()
+    world.assert_reached()
+
+
+@pytest.mark.parametrize("most", [2, 3, 4])
+def test_a_roll_out_of_many_takes_as_many_as_it_may_at_a_time(most):
+    def rounds(most: int) -> int:
+        world = World(rollout={"maxUnavailable": most})
+        world.edit(replicas=12)
+        world.settle()
+        world.edit(engine={"image": "example/good:2"})
+        count = 0
+        while world.plan().steps or not world.settled():
+            world.round()
+            count += 1
+        world.assert_reached()
+        return count
+
+    one_by_one = rounds(1)
+    assert rounds(most) <= one_by_one * (1 / 12 + 1 / most) + 3, "the first alone, and the switch to and fro"
 
 
 def test_a_first_template_that_never_worked_is_cured_everywhere_once_one_replica_is_ready():

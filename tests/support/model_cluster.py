@@ -156,10 +156,10 @@ class ModelCluster(Misfortunes):
                 self._create(old, replicas=replicas, partition=replicas)
             case ApplyTemplate(manifest=manifest):
                 self._apply_template(manifest)
-            case Scale(name=name, replicas=replicas, partition=partition):
+            case Scale(name=name, replicas=replicas, partition=partition, on_delete=on_delete):
                 for pod in self._named(name):
                     assert pod.ordinal < replicas or self._may_be_ended(pod), f"{pod} is cut off"
-                self._scale(self.statefulsets[name], replicas, partition)
+                self._scale(self.statefulsets[name], replicas, partition, on_delete=on_delete)
             case MarkPod() | RestoreTemplate() | RecordGate() | StartGate() | DeleteObject(kind="Job"):
                 self._apply_gate(step)
             case DeleteObject(kind="Pod", name=name, uid=uid, grace_period_s=grace_s):
@@ -257,6 +257,7 @@ class ModelCluster(Misfortunes):
     def _apply_template(self, manifest: Manifest) -> None:
         """Without `replicas`: a field that nobody else owns falls back to the API's default."""
         current = self.statefulsets[manifest["metadata"]["name"]]
+        assert not current.on_delete, "whoever is made anew would get it"
         exposed = [p.name for p in self._named(current.name) if p.ready and p.ordinal >= current.partition]
         assert not [n for n in exposed if names.ordinal_of(n) < current.replicas], f"unprotected: {exposed}"
         if current.replicas_owners == {TEMPLATE}:
@@ -266,12 +267,14 @@ class ModelCluster(Misfortunes):
         current.generation += current.template != manifest["spec"]["template"]
         current.template = manifest["spec"]["template"]
 
-    def _scale(self, current: ModelStatefulSet, replicas: int, partition: int) -> None:
+    def _scale(self, current: ModelStatefulSet, replicas: int, partition: int, *, on_delete: bool) -> None:
         if current.replicas != replicas:
             current.replicas_owners.clear()
         current.replicas_owners.add(SCALE)
-        current.generation += (current.replicas, current.partition) != (replicas, partition)
-        current.replicas, current.partition = replicas, partition
+        before = current.replicas, current.partition, current.on_delete
+        current.generation += before != (replicas, partition, on_delete)
+        assert not (on_delete and partition), "an API server refuses both"
+        current.replicas, current.partition, current.on_delete = replicas, partition, on_delete
 
     def _replicas_are_kept(self, before: dict[str, int], plan: Plan) -> None:
         for current in self.statefulsets.values():
@@ -345,7 +348,7 @@ class ModelCluster(Misfortunes):
             current.current_revision = current.update_revision
 
     def _start(self, current: ModelStatefulSet, ordinal: int) -> None:
-        old = ordinal < current.partition
+        old = ordinal < current.partition and not current.on_delete
         revision = current.current_revision if old else current.update_revision
         image = self._image(revision)
         name = f"{current.name}-{ordinal}"
@@ -359,7 +362,7 @@ class ModelCluster(Misfortunes):
         )
 
     def _update(self, current: ModelStatefulSet, replicas: list[ModelPod]) -> None:
-        if self.waits_for_all and not all(p.ready and not p.terminating for p in replicas):
+        if current.on_delete or (self.waits_for_all and not all(p.ready and not p.terminating for p in replicas)):
             return
         for pod in reversed(replicas):
             if pod.ordinal < current.partition:

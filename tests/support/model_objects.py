@@ -79,6 +79,7 @@ class ModelStatefulSet:
     template: Manifest
     replicas: int
     partition: int = 0
+    on_delete: bool = False
     replicas_owners: set[str] = field(default_factory=set)
     generation: int = 1
     observed_generation: int = 0
@@ -102,7 +103,9 @@ class ModelStatefulSet:
             "spec": {
                 **self.spec,
                 "replicas": self.replicas,
-                "updateStrategy": {"rollingUpdate": {"partition": self.partition}},
+                "updateStrategy": {"type": "OnDelete"}
+                if self.on_delete
+                else {"type": "RollingUpdate", "rollingUpdate": {"partition": self.partition}},
             },
             "status": {
                 "observedGeneration": self.observed_generation,

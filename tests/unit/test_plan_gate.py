@@ -51,6 +51,12 @@ def seen(current: ObservedStatefulSet, pods: list[ObservedPod], *jobs: ObservedJ
     return Observed(statefulsets=(current,), pods=tuple(pods), jobs=jobs, refusals={})
 
 
+def disrupted(attempt: int, **changes: object) -> ObservedJob:
+    words = "PodFailurePolicy: Pod serving/x matching FailJob rule at index 0"
+    name = gate_job_name(POOL, GATE, "new", attempt)
+    return job(name=name, uid=f"job-{attempt}", state="Disrupted", message=words, **changes)
+
+
 FAILED = job(state="Failed", message="BackoffLimitExceeded: Job has reached the specified backoff limit")
 
 
@@ -77,6 +83,21 @@ FAILED = job(state="Failed", message="BackoffLimitExceeded: Job has reached the 
         pytest.param(
             pool(word="resume"), UNDER_TEST, [OLD], [replace(FAILED, word="resume")], Stage.FAILED, id="failed again"
         ),
+        pytest.param(POOL, UNDER_TEST, [OLD, NEW], [disrupted(1)], Stage.DUE, id="its pod was taken away"),
+        pytest.param(POOL, UNDER_TEST, [OLD], [disrupted(2)], Stage.WAITING, id="the replica was taken away too"),
+        pytest.param(POOL, UNDER_TEST, [OLD, NEW], [disrupted(3)], Stage.FAILED, id="taken away three times"),
+        pytest.param(
+            POOL,
+            UNDER_TEST,
+            [OLD, NEW],
+            [disrupted(1), replace(job(), name=gate_job_name(POOL, GATE, "new", 2))],
+            Stage.RUNNING,
+            id="the second attempt runs",
+        ),
+        pytest.param(
+            pool(word="resume"), UNDER_TEST, [OLD, NEW], [disrupted(3)], Stage.STALE, id="taken away, asked again"
+        ),
+        pytest.param(POOL, RETURNED, [OLD], [disrupted(3)], Stage.RETURNED, id="put back for want of an answer"),
         pytest.param(POOL, RETURNED, [OLD], [FAILED], Stage.RETURNED, id="failed, and the template is put back"),
         pytest.param(
             POOL,
@@ -136,6 +157,20 @@ def test_the_test_runs_against_the_replica_by_its_address():
     assert {"name": "OPENAI_BASE_URL", "value": "http://10.0.0.1:30000/v1"} in container["env"]
     assert due(UNDER_TEST, [OLD, NEW], of=pool(word="abort")) == []
     assert due(UNDER_TEST, [OLD, replace(NEW, address="")]) == []
+
+
+def test_a_test_whose_pod_was_taken_away_is_made_again_and_remembered_until_then():
+    [start] = due(UNDER_TEST, [OLD, NEW], disrupted(1))
+    assert isinstance(start, StartGate)
+    assert start.manifest["metadata"]["name"] == gate_job_name(POOL, GATE, "new", 2)
+    assert "attempt 2 of 3" in start.reason
+    observed = seen(UNDER_TEST, [OLD, NEW], disrupted(1))
+    assert stale_jobs(POOL, [gate_state(POOL, UNDER_TEST, observed)], observed) == []
+    second = replace(job(), name=gate_job_name(POOL, GATE, "new", 2), uid="second")
+    observed = seen(UNDER_TEST, [OLD, NEW], disrupted(1), second)
+    steps = stale_jobs(POOL, [gate_state(POOL, UNDER_TEST, observed)], observed)
+    assert [s.uid for s in steps if isinstance(s, DeleteObject)] == ["job-1"]
+    assert due(UNDER_TEST, [OLD, NEW], disrupted(1), second) == []
 
 
 def test_a_test_that_says_nothing_goes_and_one_that_passed_is_written_down():
@@ -206,7 +241,9 @@ def test_what_follows_for_the_roll_out(state, closed, held, goes_back):
         (POOL, RETURNED, [FAILED], "GateFailed", ["new failed", "run old again"]),
         (pool(word="abort"), UNDER_TEST, [], "RolloutAborted", ["run old", "remove annotation"]),
         (pool(word="pause"), UNDER_TEST, [], "RolloutPaused", ["resume"]),
-        (POOL, UNDER_TEST, [job()], "GateRunning", ["no traffic"]),
+        (POOL, UNDER_TEST, [job()], "GateRunning", ["no traffic before it passes rollout.gate."]),
+        (POOL, UNDER_TEST, [disrupted(2)], "GateRunning", ["lost its pod 2 of at most 3 times"]),
+        (POOL, UNDER_TEST, [disrupted(3)], "GateFailed", ["its pod was taken away 3 times, at last: PodFailurePolicy"]),
         (pool(gated=False), UNDER_TEST, [], None, []),
         (pool(word="pause", gated=False), observed_statefulset(replicas=2), [], None, []),
         (pool(word="abort", gated=False), observed_statefulset(replicas=2), [], None, []),
@@ -229,6 +266,11 @@ def test_what_the_user_is_told(of, current, jobs, reason, words):
             [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "too long"}],
             "Failed",
             "DeadlineExceeded: too long",
+        ),
+        (
+            [{"type": "Failed", "status": "True", "reason": "PodFailurePolicy", "message": "rule at index 0"}],
+            "Disrupted",
+            "PodFailurePolicy: rule at index 0",
         ),
     ],
 )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sglpool.controller.nodes import NodeStore
 from sglpool.plan import Observed
-from sglpool.plan.nodes import evictions, lost_pods, next_change_s
+from sglpool.plan.nodes import evictions, lost_pods, next_change_s, without_lost_tests
 from sglpool.plan.observed import ObservedPod
-from sglpool.plan.surroundings import ObservedNode
+from sglpool.plan.surroundings import ObservedJob, ObservedNode
 from support import pools
 from support.observed import observed_pod, observed_statefulset
 
@@ -58,6 +60,27 @@ def test_routers_of_a_lost_node_are_replaced_too():
     router = observed_pod(-1, name="kimi-router-x", component="router", owner_uid="rs", ready=False)
     steps = lost_pods(POOL, seen(nodes=away(0.0), router_pods=(router,)), now_s=NOW_S)
     assert [s.name for s in steps] == ["kimi-router-x"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "state"),
+    [
+        pytest.param({"n": node()}, "Running", id="a good node"),
+        pytest.param(away(NOW_S - 59), "Running", id="away for less than a minute"),
+        pytest.param(away(NOW_S - 60), "Disrupted", id="away for a minute"),
+        pytest.param(away(NOW_S, deleted=True), "Disrupted", id="the node is gone"),
+        pytest.param(None, "Running", id="nodes cannot be read"),
+    ],
+)
+def test_a_test_on_a_lost_node_is_disrupted_and_no_other(nodes, state):
+    fields = {"name": "j", "owner_uid": "pool", "state": "Running", "message": "", "pod_uid": "u", "word": ""}
+    jobs = (ObservedJob(uid="lost", **fields), ObservedJob(uid="other", **fields))
+    test = observed_pod(-1, name="kimi-gate-x", component="gate", owner_uid="lost", ready=False)
+    observed = seen(nodes=nodes, gate_pods=(test,), jobs=jobs)
+    found = without_lost_tests(observed, now_s=NOW_S)
+    assert [job.state for job in found.jobs] == [state, "Running"]
+    ended = replace(observed, jobs=tuple(replace(job, state="Passed") for job in jobs))
+    assert without_lost_tests(ended, now_s=NOW_S).jobs == ended.jobs, "it has told its end"
 
 
 def test_ready_replicas_leave_a_cordoned_node():

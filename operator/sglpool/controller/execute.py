@@ -205,9 +205,8 @@ class Executor:
             return None
 
     async def _scale(self, pool: Pool, step: Scale) -> None:
-        manifest = scale_manifest(
-            name=step.name, namespace=pool.namespace, replicas=step.replicas, partition=step.partition
-        )
+        of = {"name": step.name, "namespace": pool.namespace}
+        manifest = scale_manifest(**of, replicas=step.replicas, partition=step.partition, on_delete=step.on_delete)
         await self._apply_to_known(pool, manifest, names.MANAGER_SCALE)
 
     async def _record_gate(self, pool: Pool, step: RecordGate) -> None:

@@ -205,6 +205,7 @@ class Store:
             surplus=entries.surplus,
             refusals=refusals,
             jobs=tuple(e.view for e in entries.jobs.values() if isinstance(e.view, ObservedJob)),
+            gate_pods=tuple(pod for pod in pods if pod.component == names.COMPONENT_GATE),
             nodes=self.nodes.of({pod.node for pod in pods if pod.node}),
         )
 

@@ -5,17 +5,20 @@ objects: on the StatefulSet which revision is proven and which has to be, on the
 they get traffic. Not here: which ordinals move meanwhile (`plan.settle`), the Job itself (`render.gate`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from sglpool.api import names
-from sglpool.api.pool import Pool
+from sglpool.api.pool import Gate, Pool
 from sglpool.plan.observed import Observed, ObservedPod, ObservedStatefulSet
 from sglpool.plan.problems import Problem
 from sglpool.plan.steps import DeleteObject, MarkPod, RecordGate, StartGate, Step
 from sglpool.plan.surroundings import ObservedJob
 from sglpool.render import gate_job, gate_job_name
+
+MAX_ATTEMPTS = 3
+"""Tests of a revision, where the pods of all but the last were taken away before they could tell."""
 
 
 class Word(StrEnum):
@@ -62,13 +65,15 @@ class GateState:
     Attributes:
         stage: How far its newest revision is.
         word: What the user says.
-        job: The Job of its test, if there is one.
+        job: The Job of its test, the last one if there were several, if there is one.
+        attempts: How many tests were begun.
         pod: The replica to test, if there is one.
     """
 
     stage: Stage = Stage.OPEN
     word: Word = Word.NOTHING
     job: ObservedJob | None = None
+    attempts: int = 0
     pod: ObservedPod | None = None
 
     @property
@@ -100,25 +105,34 @@ def gate_state(pool: Pool, current: ObservedStatefulSet, observed: Observed) -> 
     word, gate = word_of(pool), pool.spec.rollout.gate
     revision, failed = current.update_revision, current.returned_from
     if gate is not None and failed and (current.proven == revision or not current.caught_up):
-        job = _job(pool, gate_job_name(pool, gate, failed), observed)
-        if job is not None and _stage(pool, job, ()) is Stage.FAILED:
-            return GateState(stage=Stage.RETURNED, word=word, job=job)
+        attempts, job = _test_of(pool, gate, failed, observed)
+        if job is not None and _ended(pool, job, attempts) is Stage.FAILED:
+            return GateState(stage=Stage.RETURNED, word=word, job=job, attempts=attempts)
     if gate is None or not revision or current.proven == revision:
         return GateState(word=word)
     pods = [p for p in _own(current, observed.pods) if p.revision == revision]
     if current.gated != revision:
         serving = any(pod.ready and pod.unproven != "true" for pod in pods)
         return GateState(stage=Stage.SERVING if serving else Stage.NEW, word=word)
-    job = _job(pool, gate_job_name(pool, gate, revision), observed)
+    attempts, job = _test_of(pool, gate, revision, observed)
     ready = [pod for pod in pods if pod.ready and pod.address]
     pod = max(ready, key=lambda p: p.ordinal, default=None)
-    if job is None:
-        return GateState(stage=Stage.WAITING if pod is None else Stage.DUE, word=word, pod=pod)
-    return GateState(stage=_stage(pool, job, pods), word=word, job=job, pod=pod)
+    stage = _ended(pool, job, attempts) if job is not None else None
+    if job is not None and job.state == "Running":
+        stage = Stage.RUNNING if any(each.uid == job.pod_uid for each in pods) else Stage.STALE
+    if stage is None:
+        stage = Stage.WAITING if pod is None else Stage.DUE
+    return GateState(stage=stage, word=word, job=job, attempts=attempts, pod=pod)
 
 
-def _job(pool: Pool, name: str, observed: Observed) -> ObservedJob | None:
-    return next((job for job in observed.jobs if job.name == name and job.owner_uid == pool.uid), None)
+def _test_of(pool: Pool, gate: Gate, revision: str, observed: Observed) -> tuple[int, ObservedJob | None]:
+    """The last test of a revision, and the how manieth it is."""
+    own = {job.name: job for job in observed.jobs if job.owner_uid == pool.uid}
+    for attempt in range(MAX_ATTEMPTS, 0, -1):
+        job = own.get(gate_job_name(pool, gate, revision, attempt))
+        if job is not None:
+            return attempt, job
+    return 0, None
 
 
 def returns_to(current: ObservedStatefulSet, state: GateState) -> str:
@@ -131,13 +145,14 @@ def returns_to(current: ObservedStatefulSet, state: GateState) -> str:
     return current.proven if forgotten and current.proven not in {"", names.PROVEN_NONE} else ""
 
 
-def _stage(pool: Pool, job: ObservedJob, pods: Sequence[ObservedPod]) -> Stage:
+def _ended(pool: Pool, job: ObservedJob, attempts: int) -> Stage | None:
+    """What the end of a test means; None while it has none, or one that calls for another test."""
     if job.state == "Passed":
         return Stage.PASSED
-    if job.state == "Failed":
+    if job.state == "Failed" or (job.state == "Disrupted" and attempts >= MAX_ATTEMPTS):
         again = word_of(pool) is Word.RESUME and pool.annotations[names.ANNOTATION_ROLLOUT] != job.word
         return Stage.STALE if again else Stage.FAILED
-    return Stage.RUNNING if any(pod.uid == job.pod_uid for pod in pods) else Stage.STALE
+    return None
 
 
 def gate_steps(pool: Pool, current: ObservedStatefulSet, state: GateState, observed: Observed) -> list[Step]:
@@ -158,8 +173,10 @@ def _progress(pool: Pool, current: ObservedStatefulSet, state: GateState) -> lis
         case GateState(stage=Stage.PASSED):
             return [RecordGate(name=name, proven=revision, gated=revision, reason="it passed the gate")]
         case GateState(stage=Stage.DUE, pod=ObservedPod() as pod) if gate is not None and state.word is not Word.ABORT:
-            job = gate_job(pool, gate, revision=revision, pod_uid=pod.uid, address=pod.address)
-            return [StartGate(manifest=job, reason=f"{pod.name} is ready on {revision}")]
+            attempt = state.attempts + 1
+            job = gate_job(pool, gate, revision=revision, pod_uid=pod.uid, address=pod.address, attempt=attempt)
+            again = f", and its test was disrupted: attempt {attempt} of {MAX_ATTEMPTS}" if attempt > 1 else ""
+            return [StartGate(manifest=job, reason=f"{pod.name} is ready on {revision}{again}")]
         case GateState(stage=Stage.STALE, job=ObservedJob() as job):
             return [DeleteObject(kind="Job", name=job.name, uid=job.uid, reason="its replica is gone, or asked again")]
     return []
@@ -225,7 +242,7 @@ def _hold(pool: Pool, current: ObservedStatefulSet, state: GateState) -> Problem
         failed = current.returned_from if state.stage is Stage.RETURNED else current.update_revision
         return Problem(
             "GateFailed",
-            f"{name}: {failed} failed rollout.gate ({job.message.rstrip('. ')}); {_way_back(current, state)}. Read "
+            f"{name}: {failed} failed rollout.gate ({_how(job)}); {_way_back(current, state)}. Read "
             f"`kubectl logs job/{job.name}`; change the spec, or to try again set {names.ANNOTATION_ROLLOUT} to resume "
             f"with a suffix of your choice, or delete the Job.",
         )
@@ -242,9 +259,22 @@ def _hold(pool: Pool, current: ObservedStatefulSet, state: GateState) -> Problem
         )
     if state.closed:
         return Problem(
-            "GateRunning", f"{name}: {current.update_revision} gets no traffic before it passes rollout.gate."
+            "GateRunning",
+            f"{name}: {current.update_revision} gets no traffic before it passes rollout.gate{_disruptions(state)}.",
         )
     return None
+
+
+def _how(job: ObservedJob) -> str:
+    """How a test failed."""
+    words = job.message.rstrip(". ")
+    return f"its pod was taken away {MAX_ATTEMPTS} times, at last: {words}" if job.state == "Disrupted" else words
+
+
+def _disruptions(state: GateState) -> str:
+    """How often its test was taken away before it could tell."""
+    lost = state.attempts - (state.job is not None and state.job.state != "Disrupted")
+    return f"; its test lost its pod {lost} of at most {MAX_ATTEMPTS} times, and is made again" if lost else ""
 
 
 def _way_back(current: ObservedStatefulSet, state: GateState) -> str:

@@ -8,7 +8,7 @@ Not here: how many may leave at a time (`plan.settle`).
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sglpool.api.pool import Pool
 from sglpool.plan.drain import CAUSE_FEW_GPUS, Leave
@@ -66,6 +66,21 @@ def lost_pods(pool: Pool, observed: Observed, *, now_s: float) -> list[DeleteObj
     ]
 
 
+def without_lost_tests(observed: Observed, *, now_s: float) -> Observed:
+    """The same, with tests of gates that run on lost nodes as what they are: nobody will hear how they ended.
+
+    Kubernetes waits for a word from such a node until the Job's time is up, and calls it failed then.
+    """
+    lost = {pod.owner_uid: why for pod in observed.gate_pods if (why := _lost(pod, observed, now_s))}
+    if not lost:
+        return observed
+    jobs = (
+        replace(job, state="Disrupted", message=lost[job.uid]) if job.state == "Running" and job.uid in lost else job
+        for job in observed.jobs
+    )
+    return replace(observed, jobs=tuple(jobs))
+
+
 def evictions(pool: Pool, observed: Observed, *, now_s: float) -> dict[str, Eviction]:
     """Ready replicas that have to leave their node, by uid."""
     own = {s.uid for s in observed.statefulsets if s.owner_uid == pool.uid}
@@ -84,7 +99,8 @@ def evictions(pool: Pool, observed: Observed, *, now_s: float) -> dict[str, Evic
 
 def next_change_s(observed: Observed, *, now_s: float) -> float | None:
     """Seconds until time alone makes a pod one of a lost node, None when it cannot."""
-    moments = [m for pod in (*observed.pods, *observed.router_pods) for m in _moments(pod, observed)]
+    pods = (*observed.pods, *observed.router_pods, *observed.gate_pods)
+    moments = [m for pod in pods for m in _moments(pod, observed)]
     return min((moment - now_s for moment in moments if moment > now_s), default=None)
 
 

@@ -42,6 +42,8 @@ class ObservedStatefulSet:
         hicache_bytes: `hiCache.size: Auto` as resolved for it, None if not Auto.
         replicas: spec.replicas.
         partition: Ordinals from here on get the update revision.
+        on_delete: Whether every ordinal gets the update revision when its pod is made anew, and not before; the
+            partition is 0 then.
         scale_owned: Whether the scale manager owns spec.replicas.
         current_revision: status.currentRevision: what all replicas ran when the last roll-out ended.
         update_revision: status.updateRevision: the template as it is.
@@ -70,6 +72,7 @@ class ObservedStatefulSet:
     service_name: str
     selector: Mapping[str, str]
     pod_management_policy: str
+    on_delete: bool = False
     proven: str = ""
     gated: str = ""
     returned_from: str = ""
@@ -79,7 +82,7 @@ class ObservedStatefulSet:
         """Read one from the API server's JSON."""
         metadata, spec, status = manifest["metadata"], manifest["spec"], manifest.get("status") or {}
         annotations = metadata.get("annotations") or {}
-        strategy = (spec.get("updateStrategy") or {}).get("rollingUpdate") or {}
+        strategy = spec.get("updateStrategy") or {}
         pin = annotations.get(names.ANNOTATION_HICACHE_BYTES, "")
         return cls(
             name=metadata["name"],
@@ -92,7 +95,8 @@ class ObservedStatefulSet:
             render_hash=annotations.get(names.ANNOTATION_RENDER_HASH, ""),
             hicache_bytes=int(pin) if pin.isdecimal() else None,
             replicas=spec.get("replicas", 1),
-            partition=strategy.get("partition", 0),
+            partition=(strategy.get("rollingUpdate") or {}).get("partition", 0),
+            on_delete=strategy.get("type") == "OnDelete",
             scale_owned=any(m.get("manager") == names.MANAGER_SCALE for m in metadata.get("managedFields") or ()),
             current_revision=status.get("currentRevision", ""),
             update_revision=status.get("updateRevision", ""),
@@ -285,6 +289,7 @@ class Observed:
         surplus: Kind and name of children that are the pool's and that its spec does not ask for.
         refusals: Why pods are missing, by StatefulSet, where known.
         jobs: Jobs of its gates.
+        gate_pods: Pods of those.
         nodes: Nodes that its pods are on, by name; None where nodes cannot be read.
     """
 
@@ -296,6 +301,7 @@ class Observed:
     surplus: frozenset[tuple[str, str]] = frozenset()
     refusals: Mapping[str, Refusal]
     jobs: tuple[ObservedJob, ...] = ()
+    gate_pods: tuple[ObservedPod, ...] = ()
     nodes: Mapping[str, ObservedNode] | None = None
 
     def statefulset(self, name: str) -> ObservedStatefulSet | None:

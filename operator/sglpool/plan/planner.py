@@ -13,7 +13,7 @@ from sglpool.api.pool import Pool
 from sglpool.plan.children import expected_children
 from sglpool.plan.drain import Leave, Moment, ReplicaLoad, kept_replicas, next_deadline_s
 from sglpool.plan.gate import Stage, gate_state, gate_steps, returns_to, stale_jobs
-from sglpool.plan.nodes import Eviction, evictions, lost_pods, next_change_s
+from sglpool.plan.nodes import Eviction, evictions, lost_pods, next_change_s, without_lost_tests
 from sglpool.plan.observed import Observed, ObservedStatefulSet
 from sglpool.plan.replicas import desired_replicas
 from sglpool.plan.router import router_steps
@@ -130,6 +130,7 @@ def make_plan(
         now_s: Unix time.
         unhealthy: Why replicas have to be replaced although they are ready, by pod uid.
     """
+    observed = without_lost_tests(observed, now_s=now_s)
     own = [s for s in observed.statefulsets if s.owner_uid == pool.uid]
     pods = {s.gpu_type: [p for p in observed.pods_of(s.gpu_type) if p.owner_uid == s.uid] for s in own}
     current = {s.gpu_type: kept_replicas(s.replicas, pods[s.gpu_type]) for s in own}
@@ -271,7 +272,7 @@ def _change_template(pool: Pool, sized: SizedGPU, case: Case) -> list[list[Step]
     first: list[Step] = [config, *surplus_marks(case)]
     # The scale manager must own `replicas` before the template manager applies without it: a field that nobody
     # owns would fall back to 1.
-    if (current.replicas, current.partition) != (keep, keep) or not current.scale_owned:
+    if (current.replicas, current.partition, current.on_delete) != (keep, keep, False) or not current.scale_owned:
         hold = "hold every pod on its revision"
         first.append(Scale(name=current.name, replicas=keep, partition=keep, reason=hold))
     return [first, [ApplyTemplate(manifest=manifest, reason="the spec changed")]]
@@ -283,7 +284,7 @@ def _restore_template(pool: Pool, sized: SizedGPU, case: Case, revision: str) ->
     back = RestoreTemplate(
         manifest=statefulset(pool, sized), revision=revision, failed=current.update_revision, reason=reason
     )
-    if current.partition >= current.replicas:
+    if current.partition >= current.replicas and not current.on_delete:
         return [[back]]
     return [[Scale(name=current.name, replicas=current.replicas, partition=current.replicas, reason=reason)], [back]]
 

@@ -1,8 +1,10 @@
 """How far a roll-out may go now: the partition, and the pods to replace.
 
 A StatefulSet gives the update revision to ordinals from the partition upwards. Raised to `replicas` before the
-template changes, it holds everything; lowered step by step, it bounds what a bad template can harm. Not here: when
-a template is applied (`plan.planner`).
+template changes, it holds everything; lowered step by step, it bounds what a bad template can harm. A partition goes
+from the highest ordinal down, and neighbours in that order mostly share a node: where several may be away at a time,
+a revision of which one replica is ready goes on in any order, one replica of a node at a time. Not here: when a
+template is applied (`plan.planner`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,12 +41,14 @@ class _Ordinals:
         ready: Ready, whatever they run.
         done: Ready on the update revision.
         lost: Down, and not coming up by themselves: the roll-out may be their cure, so it never waits for them.
+        begun: Ready, and being emptied.
         nodes: Node of each that has one.
     """
 
     ready: frozenset[int]
     done: frozenset[int]
     lost: frozenset[int]
+    begun: frozenset[int]
     nodes: Mapping[int, str]
 
     def in_flight(self, partition: int, replicas: int) -> int:
@@ -55,12 +59,18 @@ class _Ordinals:
         """Ordinals below the partition that are down and coming up."""
         return sum(ordinal not in self.ready and ordinal not in self.lost for ordinal in range(partition))
 
+    def homeless(self, ordinal: int) -> bool:
+        """Whether it has no node yet, and is expected to get one."""
+        return ordinal not in self.nodes and ordinal not in self.lost
+
     def shares_a_node(self, candidate: int, partition: int, replicas: int) -> bool:
         """Whether a neighbour on the candidate's node is away too, while there are replicas with another node to take.
 
-        With all of them on one node, waiting would save nothing.
+        With all of them on one node, waiting would save nothing. One that is about to get a node may get that one.
         """
         down = [o for o in range(replicas) if (o not in self.done if o >= partition else o not in self.ready)]
+        if any(self.homeless(ordinal) for ordinal in down):
+            return True
         nodes = {self.nodes[ordinal] for ordinal in down if ordinal in self.nodes}
         mine = self.nodes.get(candidate)
         others = {self.nodes.get(ordinal) for ordinal in range(partition) if ordinal not in self.done}
@@ -93,10 +103,67 @@ def next_partition(statefulset: ObservedStatefulSet, pods: Sequence[ObservedPod]
             waits_for = in_flight + (ordinals.coming(partition) if candidate in ordinals.ready else 0)
             if candidate in pace.waits or (not proven_cure and waits_for >= pace.max_unavailable):
                 break
-            if candidate in ordinals.ready and ordinals.shares_a_node(candidate, partition, replicas):
+            waiting = candidate in ordinals.ready and candidate not in ordinals.begun
+            if waiting and ordinals.shares_a_node(candidate, partition, replicas):
                 break
         partition = candidate
     return partition
+
+
+def in_any_order(statefulset: ObservedStatefulSet, pods: Sequence[ObservedPod], *, max_unavailable: int) -> bool:
+    """Whether the roll-out goes on in any order: several may be away, one is ready, and there is a choice.
+
+    Args:
+        statefulset: Its status must be caught up.
+        pods: Its pods.
+        max_unavailable: Most replicas that it takes away at a time.
+    """
+    own = [pod for pod in pods if pod.owner_uid == statefulset.uid and pod.ordinal < statefulset.replicas]
+    old = [pod for pod in own if pod.revision != statefulset.update_revision]
+    proven = any(pod.ready for pod in own if pod not in old)
+    return proven and max_unavailable > 1 and len(old) >= (1 if statefulset.on_delete else 2)
+
+
+def next_of_any(statefulset: ObservedStatefulSet, pods: Sequence[ObservedPod], pace: Pace) -> tuple[ObservedPod, ...]:
+    """Ready pods of former revisions to take now, in any order, those that are being emptied first.
+
+    Of one node one at a time, while there are others to take; with all that are left on nodes of which one is away
+    already, waiting would save nothing. One that is about to get a node may get any.
+
+    Args:
+        statefulset: Its status must be caught up.
+        pods: Its pods.
+        pace: How fast it may go.
+    """
+    ordinals = _sort(statefulset, pods, refused=pace.refused, away=pace.away)
+    own = {pod.ordinal: pod for pod in pods if pod.owner_uid == statefulset.uid}
+    # A lost one that is to be updated does not count: the roll-out is its cure.
+    cured = {o for o in ordinals.lost if o in own and own[o].revision != statefulset.update_revision}
+    away = [o for o in range(statefulset.replicas) if o not in ordinals.ready and o not in cured]
+    room, nodes = pace.max_unavailable - len(away), {own[o].node for o in away if o in own and own[o].node}
+    left = [own[o] for o in ordinals.ready - ordinals.done if o < statefulset.replicas]
+    if any(ordinals.homeless(o) for o in away):
+        left = [pod for pod in left if pod.draining]
+    left.sort(key=lambda pod: (not pod.draining, -pod.ordinal))
+    taken: list[ObservedPod] = []
+    while left and len(taken) < room:
+        pod = next((each for each in left if each.node not in nodes), left[0])
+        left.remove(pod)
+        taken.append(pod)
+        nodes.add(pod.node)
+    return tuple(taken)
+
+
+def outdated_down(statefulset: ObservedStatefulSet, pods: Sequence[ObservedPod]) -> tuple[ObservedPod, ...]:
+    """Pods of former revisions that are down: where a revision is proven, making them anew may be their cure."""
+    return tuple(
+        pod
+        for pod in pods
+        if pod.owner_uid == statefulset.uid
+        and pod.ordinal < statefulset.replicas
+        and pod.revision != statefulset.update_revision
+        and not (pod.ready or pod.terminating)
+    )
 
 
 def takes(statefulset: ObservedStatefulSet, pods: Sequence[ObservedPod], *, to: int) -> tuple[ObservedPod, ...]:
@@ -161,14 +228,19 @@ def _sort(
         ready=frozenset(ready),
         done=frozenset(o for o in ready if own[o].revision == statefulset.update_revision),
         lost=frozenset(lost),
+        begun=frozenset(o for o in ready if own[o].draining),
         nodes={ordinal: pod.node for ordinal, pod in own.items() if pod.node},
     )
 
 
 def rolling_out(statefulset: ObservedStatefulSet, pods: Sequence[ObservedPod]) -> bool:
     """Whether some replica does not run the template yet."""
-    return statefulset.partition > 0 or any(
-        pod.revision != statefulset.update_revision
-        for pod in pods
-        if pod.owner_uid == statefulset.uid and pod.ordinal < statefulset.replicas
+    return (
+        statefulset.partition > 0
+        or statefulset.on_delete
+        or any(
+            pod.revision != statefulset.update_revision
+            for pod in pods
+            if pod.owner_uid == statefulset.uid and pod.ordinal < statefulset.replicas
+        )
     )

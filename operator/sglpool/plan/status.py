@@ -13,6 +13,7 @@ from sglpool.api.conditions import Condition, merge_conditions
 from sglpool.api.pool import Pool
 from sglpool.plan.autoscaling import Told, autoscaling_status, load_status, scaling_condition, scaling_summary
 from sglpool.plan.gate import rollout_hold
+from sglpool.plan.nodes import without_lost_tests
 from sglpool.plan.observed import Observed, ObservedPod
 from sglpool.plan.planner import template_outdated
 from sglpool.plan.problems import Problem, pod_problem, schedule_problem
@@ -104,7 +105,7 @@ def make_status(
     uids = {s.uid for s in own}
     pods = tuple(sorted((p for p in observed.pods if p.owner_uid in uids), key=lambda p: (p.gpu_type, p.ordinal)))
     live = tuple(p for p in pods if not p.terminating)
-    hold = rollout_hold(pool, observed)
+    hold = rollout_hold(pool, without_lost_tests(observed, now_s=now_s))
     facts = _Facts(
         pool=pool,
         wanted=sum(desired.values()),

@@ -52,13 +52,14 @@ class Drained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Set replicas and partition, the two fields of the scale manager.
+    """Set replicas and the manner of the roll-out, the fields of the scale manager.
 
     Attributes:
         name: Name of the StatefulSet.
         replicas: Its size.
         partition: Lowest ordinal that may run the new revision.
         reason: Why.
+        on_delete: Whether pods get the new revision when they are made anew, in any order; without a partition.
         drained: What goes with the replicas that it takes away, None if it takes none.
     """
 
@@ -66,6 +67,7 @@ class Scale:
     replicas: int
     partition: int
     reason: str
+    on_delete: bool = False
     drained: Drained | None = None
 
 

@@ -11,7 +11,9 @@ from sglpool.api import names
 from sglpool.api.base import Manifest
 from sglpool.api.engine import GPU_RESOURCE
 
-JobState = Literal["Running", "Passed", "Failed"]
+JobState = Literal["Running", "Passed", "Failed", "Disrupted"]
+DISRUPTED = "PodFailurePolicy"
+"""Reason of a failed Job by the only rule that ours have: its pod was taken away, whatever the test would have said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +51,17 @@ class ObservedJob:
             name=metadata["name"],
             uid=metadata["uid"],
             owner_uid=next((owner["uid"] for owner in owners if owner.get("controller")), ""),
-            state="Failed" if failed else "Passed" if "Complete" in true else "Running",
+            state=_state_of(failed, complete="Complete" in true),
             message=f"{failed.get('reason', '')}: {failed.get('message', '')}" if failed else "",
             pod_uid=annotations.get(names.ANNOTATION_GATE_POD, ""),
             word=annotations.get(names.ANNOTATION_ROLLOUT, ""),
         )
+
+
+def _state_of(failed: Manifest | None, *, complete: bool) -> JobState:
+    if failed is not None:
+        return "Disrupted" if failed.get("reason") == DISRUPTED else "Failed"
+    return "Passed" if complete else "Running"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,12 +18,13 @@ USER_ID = 65532
 CONTAINER = "gate"
 
 
-def gate_job_name(pool: Pool, gate: Gate, revision: str) -> str:
-    """Name of the Job that tests a revision with this test; another test is another Job."""
-    return names.gate_name(pool.name, content_hash([revision, gate.model_dump(mode="json", by_alias=True)]))
+def gate_job_name(pool: Pool, gate: Gate, revision: str, attempt: int = 1) -> str:
+    """Name of the Job that tests a revision with this test; another test is another Job, and so is another attempt."""
+    name = names.gate_name(pool.name, content_hash([revision, gate.model_dump(mode="json", by_alias=True)]))
+    return name if attempt == 1 else f"{name}-{attempt}"
 
 
-def gate_job(pool: Pool, gate: Gate, *, revision: str, pod_uid: str, address: str) -> Manifest:
+def gate_job(pool: Pool, gate: Gate, *, revision: str, pod_uid: str, address: str, attempt: int = 1) -> Manifest:
     """The Job.
 
     Args:
@@ -32,6 +33,7 @@ def gate_job(pool: Pool, gate: Gate, *, revision: str, pod_uid: str, address: st
         revision: Revision under test.
         pod_uid: The replica that runs it.
         address: IP of that replica: its DNS name is not published before the Service counts it as ready.
+        attempt: Which one it is: a test whose pod was taken away says nothing, and is made again.
     """
     labels = names.child_labels(pool.name, names.COMPONENT_GATE)
     annotations = {
@@ -43,11 +45,15 @@ def gate_job(pool: Pool, gate: Gate, *, revision: str, pod_uid: str, address: st
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": child_metadata(
-            pool, name=gate_job_name(pool, gate, revision), labels=labels, annotations=annotations
+            pool, name=gate_job_name(pool, gate, revision, attempt), labels=labels, annotations=annotations
         ),
         "spec": {
             # It is kept: that it failed is known from it alone. A test that fails once has failed.
             "backoffLimit": 0,
+            # Told apart from that: its pod was evicted, preempted, or lost its node. Such a Job fails for this reason.
+            "podFailurePolicy": {
+                "rules": [{"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
+            },
             "activeDeadlineSeconds": gate.timeout,
             "template": {
                 "metadata": {"labels": labels},

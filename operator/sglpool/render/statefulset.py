@@ -55,22 +55,24 @@ def statefulset(pool: Pool, sized: SizedGPU) -> Manifest:
     }
 
 
-def scale_manifest(*, name: str, namespace: str, replicas: int, partition: int) -> Manifest:
-    """What the field manager `sglpool-scale` applies to a StatefulSet: its size and its partition.
+def scale_manifest(*, name: str, namespace: str, replicas: int, partition: int, on_delete: bool = False) -> Manifest:
+    """What the field manager `sglpool-scale` applies to a StatefulSet: its size, and who gets the new revision when.
 
     Args:
         name: Name of the StatefulSet.
         namespace: Its namespace.
         replicas: Wanted pods.
         partition: Lowest ordinal that may run the new revision.
+        on_delete: Whether every ordinal may, but only when its pod is made anew: then there is no partition.
     """
+    in_order = {"type": "RollingUpdate", "rollingUpdate": {"partition": partition}}
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
         "metadata": {"name": name, "namespace": namespace},
         "spec": {
             "replicas": replicas,
-            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"partition": partition}},
+            "updateStrategy": {"type": "OnDelete"} if on_delete else in_order,
         },
     }
 
