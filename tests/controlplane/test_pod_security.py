@@ -85,3 +85,10 @@ def test_what_engines_need_beyond_restricted_is_documented_field_by_field(kubect
     documented = set(re.findall(r"^\| `([^`]+)` \|", page, flags=re.MULTILINE))
     assert everywhere | on_nodes == documented
     assert on_nodes - everywhere == {"restricted volume types"}
+
+
+def test_an_engine_with_a_user_of_its_own_and_a_claim_fits_restricted(kubectl: Kubectl, restricted: str) -> None:
+    manifest = yaml.safe_load((ROOT / "tests/golden/pools/draft-on-claim.yaml").read_text())
+    manifest["spec"].setdefault("template", {})["securityContext"] = {"runAsUser": 1000, "runAsNonRoot": True}
+    pool = replace(load_pool(manifest), namespace=restricted)
+    assert refusal(kubectl, restricted, render.statefulset(pool, pools.size(pool)[0])["spec"]["template"]) == ""
