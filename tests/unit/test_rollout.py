@@ -4,10 +4,20 @@ A StatefulSet is written as one word per ordinal: `old` and `new` are ready on t
 `-pending` has no node, `-crash` ends again and again, `-ending` is going away; `none` is missing.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from sglpool.plan import ObservedPod, ObservedStatefulSet
-from sglpool.plan.rollout import Pace, next_partition, pods_to_replace, rolling_out
+from sglpool.plan.rollout import (
+    Pace,
+    in_any_order,
+    next_of_any,
+    next_partition,
+    outdated_down,
+    pods_to_replace,
+    rolling_out,
+)
 from support.observed import observed_pod, observed_statefulset
 
 
@@ -186,3 +196,52 @@ def test_a_replica_that_returns_from_an_abandoned_revision_is_waited_for():
     ]
     statefulset = observed_statefulset(replicas=2, partition=2, current="old")
     assert next_partition(statefulset, pods, Pace(max_unavailable=1)) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "on_delete", "most", "so"),
+    [
+        pytest.param("old old new", False, 2, True, id="one is ready and two are left"),
+        pytest.param("old old new", False, 1, False, id="one at a time needs no choice"),
+        pytest.param("old old new-loading", False, 2, False, id="none is ready yet"),
+        pytest.param("old old new-crash", False, 3, False, id="none will be"),
+        pytest.param("old new new", False, 2, False, id="one is left: there is no choice"),
+        pytest.param("old new new", True, 2, True, id="the last one of those"),
+        pytest.param("new new new-loading", True, 2, False, id="none is left"),
+        pytest.param("old old new-crash", True, 2, False, id="the only one was not so good after all"),
+    ],
+)
+def test_a_roll_out_goes_on_in_any_order_when(words, on_delete, most, so):
+    statefulset, pods = world(words, 0)
+    statefulset = replace(statefulset, on_delete=on_delete)
+    assert in_any_order(statefulset, pods, max_unavailable=most) is so
+
+
+@pytest.mark.parametrize(
+    ("words", "homes", "most", "taken"),
+    [
+        pytest.param("old old old old old new", "aabbcc", 3, [4, 3, 1], id="of three nodes"),
+        pytest.param("old old old old old new", "aabbcc", 9, [4, 3, 1, 2, 0], id="of all, and then of any"),
+        pytest.param("old old old old new-loading new", "aabbcc", 2, [3], id="one is away"),
+        pytest.param("old old old old new-loading new", "aabbbc", 2, [1], id="whose neighbours wait"),
+        pytest.param("old old old old new-loading new", "bbbbbc", 2, [3], id="nobody is elsewhere"),
+        pytest.param("old old old old none new", "aabbcc", 3, [], id="one that has no node may get any"),
+        pytest.param("old old old old old-crash new", "aabbcc", 2, [3, 1], id="the roll-out cures it"),
+        pytest.param("old old old old new-crash new", "aabbcc", 2, [3], id="the roll-out has not cured it"),
+    ],
+)
+def test_who_goes_next_in_any_order(words, homes, most, taken):
+    statefulset, pods = world(words, 0)
+    pods = [replace(pod, node=homes[pod.ordinal]) for pod in pods]
+    assert [pod.ordinal for pod in next_of_any(statefulset, pods, Pace(max_unavailable=most))] == taken
+
+
+def test_who_is_being_emptied_already_goes_first_whatever_its_node():
+    statefulset, pods = world("old old old old none new", 0)
+    pods = [replace(pod, node="aabbcc"[pod.ordinal], draining=pod.ordinal in {0, 1}) for pod in pods]
+    assert [pod.ordinal for pod in next_of_any(statefulset, pods, Pace(max_unavailable=3))] == [1, 0]
+
+
+def test_what_is_down_on_a_former_revision_is_made_anew():
+    statefulset, pods = world("old-crash old new old-ending new-loading", 0)
+    assert [pod.ordinal for pod in outdated_down(statefulset, pods)] == [0]
