@@ -135,7 +135,9 @@ class AccessLog:
         """
         if not self._lines and not self._read():
             return False
-        for _ in range(min(LINES_AT_ONCE, len(self._lines))):
+        count = min(LINES_AT_ONCE, len(self._lines))
+        self._metrics.log_lines.inc(count)
+        for _ in range(count):
             self._line(self._lines.popleft())
         return True
 
@@ -155,7 +157,6 @@ class AccessLog:
         return True
 
     def _line(self, line: bytes) -> None:
-        self._metrics.log_lines.inc()
         try:
             entry = parse_line(line.decode("utf-8", "replace"))
         except ValueError:

@@ -37,6 +37,7 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0
 _BAD = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 Answer = Picked | Refused | None
+_KNOWN = (Picked, Refused)
 
 
 class Decider(Protocol):
@@ -103,12 +104,12 @@ class AuthzProtocol(asyncio.Protocol):
 
     def _serve(self, began_s: float) -> None:
         try:
-            while self._task is None and (question := self._next()) is not None:
+            while self._task is None and self._buffer and (question := self._next()) is not None:
                 found = self._decider.decide(key_of(question), question)
-                if isinstance(found, Awaitable):
-                    self._task = asyncio.ensure_future(self._later(found, question, began_s))
-                else:
+                if found is None or isinstance(found, _KNOWN):
                     self._answer(found, question, began_s)
+                else:
+                    self._task = asyncio.ensure_future(self._later(found, question, began_s))
         except BadRequest as problem:
             self._metrics.bad_requests.inc()
             self._buffer = b""

@@ -12,6 +12,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sglpool.picker import pickid
 from sglpool.picker.metrics import Metrics
@@ -49,8 +50,7 @@ class Reservation:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Picked:
+class Picked(NamedTuple):
     """Where a request goes.
 
     Attributes:
@@ -66,15 +66,13 @@ class Picked:
     old_home: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """Every replica is at its limit; `retry_after_s` is when to try again."""
 
     retry_after_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A line of the access log: how a request ended. Absent values are None."""
 
     pick_id: str
