@@ -75,6 +75,7 @@ def chat(
 def fault(
     pod: PodName,
     hang: Annotated[bool, typer.Option(help="Requests hang before the scheduler; /health stays green.")] = False,
+    stall: Annotated[bool, typer.Option(help="The GPU computes nothing: what runs stays and gets no token.")] = False,
     accept_length: Annotated[float | None, typer.Option(min=1, help="Tokens per verification step.")] = None,
     prefill_slowdown: Annotated[float | None, typer.Option(min=1, help="Prefill takes so many times longer.")] = None,
     gpu_lost: Annotated[bool, typer.Option(help="A GPU falls off the bus: the engine dies.")] = False,
@@ -86,6 +87,7 @@ def fault(
     """Let something go wrong in one pod's engine; each call replaces the faults before it."""
     faults = {
         "hang": hang,
+        "stall": stall,
         "accept_length": accept_length,
         "prefill_slowdown": prefill_slowdown,
         "gpu_lost": gpu_lost,

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from sandbox.cluster.conftest import WARM_UP, AgentCluster
-from sandbox.cluster.engines import READY_S
+from sandbox.cluster.engines import READY_S, metric
 from sglpool.plan.nodes import SHORT_S
+from sglpool.plan.verdicts import STILL_S
 from support.agents import Agents
 from support.pool_on_cluster import COMMIT, PoolMaker, is_gone, mark
 from support.waiting import wait_until
@@ -79,6 +80,51 @@ def test_a_replica_whose_speculation_collapses_is_replaced_and_its_peer_stays(
     after = {name: pod["metadata"]["uid"] for name, pod in pool.pods().items()}
     assert after["ill-b200-0"] == before["ill-b200-0"], "its peer stays"
     assert agents.answers.keys() == {200}, "nobody noticed"
+    assert "unhealthy" not in pool.condition("Available")["message"]
+
+
+def test_a_replica_that_holds_requests_and_computes_nothing_is_replaced(
+    cluster: AgentCluster, make_pool: PoolMaker
+) -> None:
+    pool = make_pool("still", replicas=2, router={"replicas": 1}, engine=WARM_UP, rollout={"drainTimeout": "15s"})
+    pool.wait_ready(READY_S)
+    before = pool.pods()
+    agents = Agents(pool.router_address(), model="gpt-oss-120b", max_tokens=2000)
+    with agents.busy(6):
+        wait_until(
+            lambda: metric(before["still-b200-1"], "sglang:num_running_reqs") > 0,
+            timeout_s=60,
+            describe=lambda: f"it has requests; {agents.answers}",
+        )
+        cluster.told("fault", "still-b200-1", "--stall", "-n", pool.namespace)
+        wait_until(
+            lambda: "ReplicaUnhealthy" in pool.events(),
+            timeout_s=FOUND_S,
+            describe=lambda: f"it is found; {pool.get()['status']}; {agents.answers}",
+        )
+        wait_until(
+            lambda: "ReplicaReplaced" in pool.events(),
+            timeout_s=FOUND_S,
+            describe=lambda: f"it is replaced; {pool.get()['status']}; {pool.events()}",
+        )
+        pool.wait_ready(READY_S)
+        answered = agents.answers[200]
+        wait_until(lambda: agents.answers[200] > answered, timeout_s=60, describe="it goes on")
+    told = pool.events()
+    (found,) = told["ReplicaUnhealthy"]
+    figures = re.fullmatch(
+        r"still-b200-1 is unhealthy: it has computed no token in (\d+) s with (\d+) requests to answer\.", found
+    )
+    assert figures, found
+    assert int(figures[1]) >= STILL_S
+    assert int(figures[2]) >= 1
+    assert any("still-b200-1: it has computed no token in" in message for message in told["DrainStarted"])
+    assert any("it has computed no token in" in message for message in told["ReplicaReplaced"])
+    after = {name: pod["metadata"]["uid"] for name, pod in pool.pods().items()}
+    assert after["still-b200-0"] == before["still-b200-0"]["metadata"]["uid"], "its peer stays"
+    assert after["still-b200-1"] != before["still-b200-1"]["metadata"]["uid"]
+    # Nothing helps who waits on it, and nobody else is to notice.
+    assert sum(agents.answers.values()) - agents.answers[200] <= int(figures[2]), agents.answers
     assert "unhealthy" not in pool.condition("Available")["message"]
 
 

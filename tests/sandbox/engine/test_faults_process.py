@@ -121,6 +121,29 @@ def test_a_slow_prefill_comes_and_goes(engine: EngineProcess) -> None:
     wait_until(lambda: prefill_s(next(numbers)) < 2 * healthy_s, timeout_s=10, describe="prefill is as before")
 
 
+def test_a_stalled_gpu_keeps_what_runs_and_computes_nothing(engine: EngineProcess) -> None:
+    assert answers(engine, 10)
+    got: list[int] = []
+    body = {"prompt": "a long answer", "max_tokens": 20_000, "ignore_eos": True}
+    thread = threading.Thread(target=lambda: got.append(engine.post("/v1/completions", body).status))
+    thread.start()
+    wait_until(lambda: engine.load()["num_running_reqs"] == 1, timeout_s=10, describe="it runs", interval_s=0.01)
+    engine.fault(stall=True)
+
+    def held() -> int | None:
+        before = engine.load()
+        thread.join(timeout=0.5)
+        after = engine.load()
+        assert after["num_running_reqs"] == 1, "it was too short"
+        return after["num_used_tokens"] if before["num_used_tokens"] == after["num_used_tokens"] else None
+
+    assert wait_until(held, timeout_s=10, describe="nothing moves")
+    assert not got
+    engine.fault()
+    thread.join(timeout=60)
+    assert got == [200]
+
+
 def test_a_half_written_faults_file_is_a_healthy_machine(engine: EngineProcess) -> None:
     (engine.machine_dir / "faults.json").write_text('{"crash": "o')
     wait_until(lambda: answers(engine, 5), timeout_s=10, describe="it serves")

@@ -190,8 +190,9 @@ def test_faults_are_read_again_when_their_file_changes(tmp_path: Path) -> None:
     faults = FaultsFile(load_machine(write_machine(tmp_path)))
     path = tmp_path / "faults.json"
     assert not faults.read().deadly
-    path.write_text('{"hang": true, "accept_length": 1.0, "prefill_slowdown": 10}')
+    path.write_text('{"hang": true, "stall": true, "accept_length": 1.0, "prefill_slowdown": 10}')
     seen = faults.read()
+    assert seen.stall
     assert (seen.hang, seen.accept_length, seen.prefill_slowdown, seen.deadly) == (True, 1.0, 10.0, False)
     path.write_text('{"gpu_lost": true}')
     os.utime(path, (1, 1))

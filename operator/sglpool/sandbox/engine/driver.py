@@ -83,6 +83,7 @@ class Driver:
         self._last_pass_s = 0.0
         self._lags: deque[tuple[float, float]] = deque()
         self._healthy_rates = engine.config.rates
+        self._stalled = False
         self.stopped = False
         """The scheduler is gone: what runs gets no more tokens."""
 
@@ -140,7 +141,10 @@ class Driver:
         return self.engine.next_event_s() is None
 
     def apply(self, faults: Faults) -> None:
-        """Change the rates to what the faults make of them; without faults they are the healthy ones."""
+        """Change the rates to what the faults make of them; without faults they are the healthy ones.
+
+        A stall that ends lets the model catch up: what would have come meanwhile comes at once.
+        """
         rates, slowdown = self._healthy_rates, faults.prefill_slowdown
         # Speculation can only get worse, and a step yields one token at least.
         accept_length = min(rates.accept_length, max(faults.accept_length or rates.accept_length, 1.0))
@@ -152,6 +156,8 @@ class Driver:
         )
         self.catch_up()
         self.engine.set_rates(rates)
+        self._stalled = faults.stall
+        self._wake.set()
 
     def lag_s(self) -> float:
         """The most that the model was behind in the last seconds, in wall seconds."""
@@ -162,7 +168,7 @@ class Driver:
         """Drive until cancelled."""
         while not self.stopped:
             due_s = self.engine.next_event_s()
-            if due_s is None:
+            if due_s is None or self._stalled:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
@@ -179,7 +185,7 @@ class Driver:
             self._advance(self.clock.now_s())
 
     def _advance(self, to_s: float) -> None:
-        if to_s <= self._advanced_s:
+        if to_s <= self._advanced_s or self._stalled:
             return
         self._advanced_s = to_s
         due_s = self.engine.next_event_s()

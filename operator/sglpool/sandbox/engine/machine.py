@@ -27,6 +27,7 @@ class Faults:
 
     Attributes:
         hang: requests are accepted and never answered.
+        stall: the GPU computes nothing: what runs keeps its place and gets no token.
         accept_length: tokens per decode step with speculation, or None for the usual.
         prefill_slowdown: how many times longer a prefill takes.
         gpu_lost: a GPU has fallen off the bus.
@@ -34,6 +35,7 @@ class Faults:
     """
 
     hang: bool = False
+    stall: bool = False
     accept_length: float | None = None
     prefill_slowdown: float = 1.0
     gpu_lost: bool = False
@@ -157,6 +159,7 @@ def _parse_machine(folder: Path, path: Path, content: dict[str, Any]) -> Machine
 def _parse_faults(content: dict[str, Any]) -> Faults:
     return Faults(
         hang=content.get("hang") is True,
+        stall=content.get("stall") is True,
         accept_length=_positive(content.get("accept_length")),
         prefill_slowdown=_positive(content.get("prefill_slowdown")) or 1.0,
         gpu_lost=content.get("gpu_lost") is True,
