@@ -2,7 +2,7 @@
 BIN := .venv/bin
 PYTEST_ARGS ?=
 
-.PHONY: demo docs test test-core test-cluster test-sandbox test-faults check crd crd-check fmt bootstrap clean bench-operator bench-router bench-sandbox bench-balance bench-autoscaler
+.PHONY: demo docs manifests test test-core test-cluster test-sandbox test-faults check crd crd-check fmt bootstrap clean bench-operator bench-router bench-sandbox bench-balance bench-autoscaler
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -42,6 +42,9 @@ check: bootstrap crd-check ## Lint, types, import contracts, CRD drift
 crd: bootstrap ## Generate the CRD and the chart's copy
 	$(BIN)/sglpool crd > crds/sglpool.io_inferencepools.yaml
 	$(BIN)/sglpool crd --chart > charts/sglpool/templates/crds/inferencepools.yaml
+
+manifests: bootstrap ## Render the chart for those without Helm
+	$(BIN)/python -m tools.install_manifests
 
 crd-check: bootstrap
 	@$(BIN)/sglpool crd | diff -u crds/sglpool.io_inferencepools.yaml - || { echo "the CRD is stale: run make crd" >&2; exit 1; }

@@ -176,3 +176,15 @@ def test_what_is_wrong_is_found_by_helm_test(cluster: EmptyCluster, release: tup
     log = cluster.kubectl("logs", "sglpool-test", "-n", namespace)
     assert "FAILED  this account may not" in log
     assert "list inferencepools.sglpool.io in all namespaces" in log
+
+
+def test_without_helm(cluster: EmptyCluster) -> None:
+    """The commands at the head of the manifests, and their way back."""
+    kubectl, root = cluster.kubectl, CHART.parents[1]
+    files = ("-f", str(root / "manifests/install/"))
+    kubectl("apply", "--server-side", "-f", str(root / "crds/"), *files)
+    kubectl("rollout", "status", "deployment/sglpool", "-n", "sglpool-system", "--timeout=90s", timeout_s=100)
+    kubectl("apply", "--server-side", "-f", str(root / "crds/"), *files)
+    kubectl("delete", *files, timeout_s=120)
+    assert kubectl.json("get", "crd", CRD)["metadata"]["name"] == CRD
+    kubectl("delete", "crd", CRD)

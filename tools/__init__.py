@@ -1,0 +1,1 @@
+"""Programs of the build: what they write is committed, and tests hold it to its sources."""
