@@ -8,7 +8,7 @@ import pytest
 
 from sglpool.controller.nodes import NodeStore
 from sglpool.plan import Observed
-from sglpool.plan.nodes import evictions, lost_pods, next_change_s, without_lost_tests
+from sglpool.plan.nodes import evictions, lost_pods, next_change_s, node_problem, without_lost_tests
 from sglpool.plan.observed import ObservedPod
 from sglpool.plan.surroundings import ObservedJob, ObservedNode
 from support import pools
@@ -60,6 +60,27 @@ def test_routers_of_a_lost_node_are_replaced_too():
     router = observed_pod(-1, name="kimi-router-x", component="router", owner_uid="rs", ready=False)
     steps = lost_pods(POOL, seen(nodes=away(0.0), router_pods=(router,)), now_s=NOW_S)
     assert [s.name for s in steps] == ["kimi-router-x"]
+
+
+LOST = observed_pod(0, ready=False)
+
+
+@pytest.mark.parametrize(
+    ("pods", "nodes", "words"),
+    [
+        pytest.param([LOST], away(NOW_S), "kimi-b200-0: node n is not ready; when it has not been for 60 s", id="away"),
+        pytest.param([LOST], away(NOW_S, deleted=True), "kimi-b200-0: node n is gone", id="gone"),
+        pytest.param([LOST, observed_pod(1, **ENDING)], away(NOW_S), "1 more replicas like it", id="two of them"),
+        pytest.param([LOST], {"n": node()}, None, id="a good node"),
+        pytest.param([observed_pod(0)], away(NOW_S), None, id="the replica is ready all the same"),
+        pytest.param([LOST], None, None, id="nodes cannot be read"),
+        pytest.param([observed_pod(0, ready=False, node="")], away(NOW_S), None, id="it has no node yet"),
+    ],
+)
+def test_a_lost_node_is_named(pods, nodes, words):
+    problem = node_problem(pods, seen(*pods, nodes=nodes))
+    assert (problem is not None and words in problem.message) if words else problem is None
+    assert problem is None or problem.reason == "NodeLost"
 
 
 @pytest.mark.parametrize(

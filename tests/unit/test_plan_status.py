@@ -19,7 +19,7 @@ from sglpool.api.status import PENDING_STATUS, InferencePoolStatus
 from sglpool.plan import Observed, ObservedPod, ObservedStatefulSet, Refusal, make_plan
 from sglpool.plan.problems import DEADLINE_SLACK_S, deadline_s
 from sglpool.plan.status import Blocker, make_status
-from sglpool.plan.surroundings import ObservedJob
+from sglpool.plan.surroundings import ObservedJob, ObservedNode
 from sglpool.render import gate_job_name
 from support import pools
 from support.kstatus import kstatus
@@ -69,6 +69,7 @@ class Case:
     refusals: dict[str, Refusal] = field(default_factory=dict)
     rollout: str = ""
     test: str = ""
+    nodes: dict[str, ObservedNode] | None = None
     blockers: Sequence[Blocker] = ()
     status: Json = field(default_factory=dict)
     now_s: float = NOW_S
@@ -116,7 +117,13 @@ class Case:
                     **fields,
                 )
             )
-        return Observed(statefulsets=tuple(found), pods=tuple(self.pods), refusals=self.refusals, jobs=self.jobs())
+        return Observed(
+            statefulsets=tuple(found),
+            pods=tuple(self.pods),
+            refusals=self.refusals,
+            jobs=self.jobs(),
+            nodes=self.nodes,
+        )
 
     def make(self, *, status: Json | None = None, now_s: float | None = None) -> Json:
         pool = self.pool() if status is None else replace(self.pool(), status=status)
@@ -205,6 +212,13 @@ CASES = {
         statefulsets={"B200": {"spec_hash": "former"}},
         status=REACHED,
         expect={"Ready": "RollingOut", "Reconciling": "RollingOut"},
+        kstatus="InProgress",
+    ),
+    "a node is lost": Case(
+        pods=[pod(0), pod(1, ready=False, node="away")],
+        nodes={"away": ObservedNode(name="away", ready=False, since_s=0.0)},
+        expect={"Ready": "NodeLost", "Progressing": "NodeLost", "Available": "MinimumReplicasAvailable"},
+        words=["kimi-b200-1: node away is not ready"],
         kstatus="InProgress",
     ),
     "image cannot be pulled": Case(

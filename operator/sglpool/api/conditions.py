@@ -38,6 +38,7 @@ TABLE: Mapping[str, Mapping[str, Reason]] = {
         "RolloutPaused": Reason("False", "The roll-out is paused by annotation sglpool.io/rollout."),
         "RolloutAborted": Reason("False", "The roll-out is aborted: replicas run the revision before."),
         "RolloutUnknownWord": Reason("False", "Annotation sglpool.io/rollout says a word that means nothing."),
+        "NodeLost": Reason("False", "A replica's node is gone or not ready: the replica comes back on another one."),
         "ImagePullFailed": Reason("False", "A replica's image cannot be pulled: correct engine.image."),
         "ContainerConfigError": Reason(
             "False", "A replica's container cannot be made, for example for want of a Secret."
@@ -79,6 +80,7 @@ TABLE: Mapping[str, Mapping[str, Reason]] = {
         "RouterStarting": Reason("True", "Router pods start, or are being replaced."),
         "RouterStuck": Reason("False", "Router pods do not become ready: condition RouterReady says why."),
         "Complete": Reason("False", "Nothing is left to do."),
+        "NodeLost": Reason("True", "A replica's node is gone or not ready: the replica comes back on another one."),
         "ImagePullFailed": Reason("False", "A replica's image cannot be pulled."),
         "ContainerConfigError": Reason(
             "False", "A replica's container cannot be made, for example for want of a Secret."

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from sglpool.api.pool import Pool
 from sglpool.plan.drain import CAUSE_FEW_GPUS, Leave
 from sglpool.plan.observed import Observed, ObservedPod
+from sglpool.plan.problems import Problem
 from sglpool.plan.steps import DeleteObject
 from sglpool.plan.surroundings import ObservedNode
 
@@ -64,6 +65,19 @@ def lost_pods(pool: Pool, observed: Observed, *, now_s: float) -> list[DeleteObj
     return steps + [
         DeleteObject(kind="Pod", name=pod.name, uid=pod.uid, reason=_few_gpus(observed, pod)) for pod in starved
     ]
+
+
+def node_problem(pods: Iterable[ObservedPod], observed: Observed) -> Problem | None:
+    """What is wrong with nodes that replicas were lost with; None if nothing is, or nodes cannot be read."""
+    lost = [
+        (pod, node) for pod in pods if not pod.ready and (node := _node(pod, observed)) is not None and not node.ready
+    ]
+    if not lost:
+        return None
+    pod, node = lost[0]
+    more = f", and {len(lost) - 1} more replicas like it" if len(lost) > 1 else ""
+    state = "is gone" if node.deleted else f"is not ready; when it has not been for {LOST_S:.0f} s"
+    return Problem("NodeLost", f"{pod.name}: node {node.name} {state}, the replica comes back on another one{more}.")
 
 
 def without_lost_tests(observed: Observed, *, now_s: float) -> Observed:

@@ -13,7 +13,7 @@ from sglpool.api.conditions import Condition, merge_conditions
 from sglpool.api.pool import Pool
 from sglpool.plan.autoscaling import Told, autoscaling_status, load_status, scaling_condition, scaling_summary
 from sglpool.plan.gate import rollout_hold
-from sglpool.plan.nodes import without_lost_tests
+from sglpool.plan.nodes import node_problem, without_lost_tests
 from sglpool.plan.observed import Observed, ObservedPod
 from sglpool.plan.planner import template_outdated
 from sglpool.plan.problems import Problem, pod_problem, schedule_problem
@@ -115,7 +115,7 @@ def make_status(
         rolling=_rolling(pool, sized, observed),
         blocker=next(iter([*blockers, *_size_blockers(sized), *_refusals(observed), *_held(hold)]), None),
         feasible=_feasible(sized),
-        problem=pod_problem(pool, live, now_s=now_s),
+        problem=node_problem(pods, observed) or pod_problem(pool, live, now_s=now_s),
         unscheduled=schedule_problem(live),
         router=router_state(pool, sized, observed),
         told=told,
