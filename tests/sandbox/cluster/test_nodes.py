@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from sandbox.cluster.conftest import AgentCluster
-from sandbox.cluster.engines import READY_S, Json, processes_of, say
-from support.pool_on_cluster import PoolMaker
+from sandbox.cluster.engines import READY_S, Json, loads, processes_of, say
+from sglpool.plan.nodes import LOST_S
+from support.pool_on_cluster import PoolMaker, is_ready
+from support.streaming import SESSION, Streams, chat, send
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(300)]
 # The controller manager waits 40 s before it collects pods of an unknown node, and looks every 20 s.
 COLLECTED_S = 90.0
+# Whatever would move back for a node that has returned would have been begun by then: two ticks are 2 s here.
+FLAP_S = 10.0
 
 
 @pytest.fixture
@@ -77,6 +82,76 @@ def test_a_stopped_node_holds_its_pods_and_a_deleted_one_lets_them_go(
         assert say(pod, "hello").completion_tokens > 0
     finally:
         cluster.kubectl("delete", "node", "b200-5")
+
+
+@pytest.fixture
+def three_nodes(cluster: AgentCluster) -> Iterator[str]:
+    """A label of three nodes that only this test uses."""
+    names = ("b200-8", "b200-9", "b200-10")
+    for name in names:
+        cluster.told("node", "add", name)
+        cluster.kubectl("label", "node", name, "test/place=three")
+    yield "three"
+    for name in names:
+        cluster.kubectl("delete", "node", name, "--ignore-not-found")
+
+
+def test_a_node_that_is_lost_costs_its_own_streams_and_nothing_when_it_returns(
+    cluster: AgentCluster, three_nodes: str, make_pool: PoolMaker
+) -> None:
+    """Replaced on another node, conversations at home elsewhere, counted once, and no flap."""
+    pool = make_pool(
+        "spot",
+        tensorParallelSize=8,
+        template={"nodeSelector": {"test/place": three_nodes}},
+        autoscaling={"minReplicas": 2, "maxReplicas": 3},
+        gpus=[{"type": "B200", "targetRunningRequests": 8}],
+        router={"replicas": 1},
+        engine={"extraArgs": ["--stream-interval=100"]},
+    )
+    pool.wait_ready(READY_S)
+    wait_until(lambda: pool.condition("ScalingActive").get("status") == "True", timeout_s=30, describe="it is read")
+    before = pool.pods()
+    router, node = pool.router_address(), before["spot-b200-1"]["spec"]["nodeName"]
+    sessions = [f"agent-{number}" for number in range(8)]
+    replicas: set[tuple[int, int]] = set()
+
+    with Streams(router, sessions, tokens=100_000) as streams:
+        cut = loads(before["spot-b200-1"])["num_running_reqs"]
+        assert 0 < cut < len(sessions), "both replicas have some"
+        cluster.told("node", "stop", node)
+        wait_until(
+            lambda: len(streams.broken()) >= cut, timeout_s=30, describe=lambda: f"they notice; {streams.broken()}"
+        )
+        again = [send(router, body=chat("go on") | {"model": "gpt-oss-120b"}, **{SESSION: s}) for s in streams.broken()]
+        assert [reply.status for reply in again] == [200] * cut, "their conversations are at home elsewhere"
+
+        def replaced() -> bool:
+            pods, status = pool.pods(), pool.get()["status"]
+            replicas.add((pool.statefulset()["spec"]["replicas"], status["autoscaling"]["desired"]))
+            pod = pods.get("spot-b200-1")
+            return pod is not None and is_ready(pod) and pod["spec"]["nodeName"] != node
+
+        wait_until(
+            replaced,
+            timeout_s=COLLECTED_S + LOST_S + READY_S,
+            describe=lambda: f"another takes its place; {pool.get()['status']}",
+        )
+        assert len(streams.broken()) == cut, "the others never noticed"
+    pool.wait_ready(READY_S)
+    after = {name: pod["metadata"]["uid"] for name, pod in pool.pods().items()}
+    assert after["spot-b200-0"] == before["spot-b200-0"]["metadata"]["uid"]
+
+    cluster.told("node", "start", node)
+    wait_until(lambda: " yes " in node_row(cluster, node), timeout_s=60, describe="the node is back")
+    watched_until_s = time.monotonic() + FLAP_S
+    while time.monotonic() < watched_until_s:
+        assert {name: pod["metadata"]["uid"] for name, pod in pool.pods().items()} == after
+        assert pool.condition("Ready")["status"] == "True"
+    status = pool.get()["status"]
+    assert (status["replicas"], status["readyReplicas"], status["summary"]["ready"]) == (2, 2, "2/2")
+    assert replicas == {(2, 2)}, "what was lost and what came for it are one"
+    assert "history" not in status["autoscaling"]
 
 
 def is_new(pods: dict[str, Json], old: Json) -> bool:
