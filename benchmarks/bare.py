@@ -80,10 +80,19 @@ class BareClient:
         return counts
 
     @asynccontextmanager
-    async def watch(self, resource: Resource, namespace: str) -> AsyncIterator[AsyncIterable[bytes]]:
-        """Lines of a watch of everything with a pool's label, metadata only; it stands when the block begins."""
+    async def watch(
+        self, resource: Resource, namespace: str, *, whole: bool = False
+    ) -> AsyncIterator[AsyncIterable[bytes]]:
+        """Lines of a watch of everything with a pool's label; it stands when the block begins.
+
+        Args:
+            resource: What is watched.
+            namespace: Where.
+            whole: Whether objects come with more than their metadata.
+        """
         path = f"{resource.path(namespace)}?watch=true&labelSelector={names.LABEL_POOL}"
-        async with self._session.get(self._server + path, headers={"Accept": _METADATA}) as response:
+        accept = "application/json" if whole else _METADATA
+        async with self._session.get(self._server + path, headers={"Accept": accept}) as response:
             response.raise_for_status()
             yield response.content
 
