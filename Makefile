@@ -2,7 +2,7 @@
 BIN := .venv/bin
 PYTEST_ARGS ?=
 
-.PHONY: demo docs manifests test test-core test-cluster test-sandbox test-faults check crd crd-check fmt bootstrap clean bench-operator bench-router bench-sandbox bench-balance bench-autoscaler
+.PHONY: demo docs manifests test test-core test-cluster test-sandbox test-faults check crd crd-check fmt bootstrap clean bench-operator bench-router bench-sandbox bench-balance bench-autoscaler bench-install
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -71,6 +71,9 @@ bench-autoscaler: bootstrap ## Simulate days of the autoscaler beside the formul
 
 bench-router: bootstrap ## Measure the router beside SMG and Envoy alone
 	$(BIN)/python -m benchmarks.router
+
+bench-install: bootstrap ## Measure `helm install` to operator ready, and a cold start with 500 pools
+	$(BIN)/python -m benchmarks.install
 
 clean: ## Remove what make made, except the cache of control-plane binaries
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .sandbox dist docs/_build

@@ -80,11 +80,11 @@ async def floor(kubeconfig: Path, settings: Settings) -> tuple[Burst, list[float
     async with BareClient.connect(kubeconfig) as client, Observer(client, CHILDREN).watch(NAMESPACE) as observer:
         created: asyncio.Queue[tuple[Prepared, bytes]] = asyncio.Queue()
         writers = [asyncio.create_task(_write_created(client, created)) for _ in range(WORKERS)]
-        await _create_all(client, warm_up, created)
+        await create_all(client, warm_up, created)
         await observer.wait_for(WARM_UP, limit_s=60)
         await quiet(client)
         begin_s = time.perf_counter()
-        await asyncio.gather(*(_create_all(client, burst[i::CREATORS], created) for i in range(CREATORS)))
+        await asyncio.gather(*(create_all(client, burst[i::CREATORS], created) for i in range(CREATORS)))
         await observer.wait_for([p.name for p in burst], limit_s=600)
         found = _burst(observer, burst, begin_s)
         latencies_ms = []
@@ -99,9 +99,10 @@ async def floor(kubeconfig: Path, settings: Settings) -> tuple[Burst, list[float
         return found, latencies_ms
 
 
-async def _create_all(
+async def create_all(
     client: BareClient, pools: Sequence[Prepared], created: asyncio.Queue[tuple[Prepared, bytes]] | None
 ) -> None:
+    """Create pools, one after another."""
     for one in pools:
         answer = await client.apply(one.path, one.pool)
         if created is not None:
@@ -130,11 +131,11 @@ def _burst(observer: Observer, pools: Sequence[Prepared], begin_s: float) -> Bur
 async def burst_of_pools(client: BareClient, observer: Observer, settings: Settings) -> Burst:
     """Create all pools at once, and wait for their children."""
     warm_up, pools = prepare(WARM_UP), prepare([f"burst-{i:04d}" for i in range(settings.pools)])
-    await _create_all(client, warm_up, None)
+    await create_all(client, warm_up, None)
     await observer.wait_for(WARM_UP, limit_s=60)
     await quiet(client)
     begin_s = time.perf_counter()
-    await asyncio.gather(*(_create_all(client, pools[i::CREATORS], None) for i in range(CREATORS)))
+    await asyncio.gather(*(create_all(client, pools[i::CREATORS], None) for i in range(CREATORS)))
     await observer.wait_for([p.name for p in pools], limit_s=600)
     return _burst(observer, pools, begin_s)
 
@@ -158,15 +159,19 @@ async def writes_while_idle(client: BareClient, operator: OperatorProcess, idle_
     await asyncio.sleep(idle_s)
     after, now = await client.writes(), await operator.figures()
     own = sum(now.get(k, 0) - figures.get(k, 0) for k in now if k.startswith("requests:") and k not in _READS)
-    return _foreign_writes(before, after), int(own), (operator.cpu_s() - cpu_s) / idle_s
+    return foreign_writes(before, after), int(own), (operator.cpu_s() - cpu_s) / idle_s
 
 
 _READS = ("requests:get", "requests:list")
+_NO_WRITES = ("leases", "selfsubjectaccessreviews")
 
 
-def _foreign_writes(before: Counter[str], after: Counter[str]) -> int:
-    """All writes but those of Leases, which the API server renews for itself. No nodes, no pods: nobody else writes."""
-    writes = {resource: count for resource, count in (after - before).items() if resource != "leases"}
+def foreign_writes(before: Counter[str], after: Counter[str]) -> int:
+    """All writes but those of Leases, which the API server renews for itself, and questions, which store nothing.
+
+    There are no nodes and no pods: nobody else writes.
+    """
+    writes = {resource: count for resource, count in (after - before).items() if resource not in _NO_WRITES}
     if writes:
         _say(f"writes: {writes}")
     return sum(writes.values())
@@ -237,7 +242,7 @@ async def operate(kubeconfig: Path, log: Path, settings: Settings) -> Operated:
             await operator.caught_up(reconciles=total, limit_s=120)
             restart_s = time.perf_counter() - operator.started_s
             await quiet(client)
-            restart_writes = _foreign_writes(before, await client.writes())
+            restart_writes = foreign_writes(before, await client.writes())
             peak_bytes = max(peak_bytes, operator.peak_bytes())
     return Operated(
         burst=burst,

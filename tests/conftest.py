@@ -65,8 +65,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     with capture.global_and_fixture_disabled():
         if any(_needs_binaries(item) for item in session.items):
             binaries.ensure(EVERYTHING, say=say)
-        if any({"helm", "helm3"} & {*getattr(item, "fixturenames", ())} for item in session.items):
-            helm_binary(3, say=say)
+        if any({"helm", "helm4"} & {*getattr(item, "fixturenames", ())} for item in session.items):
+            for major in (3, 4):
+                helm_binary(major, say=say)
         if any("gitops" in getattr(item, "fixturenames", ()) for item in session.items):
             gitops_program(say=say)
 
