@@ -8,18 +8,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric as Exposed
-from tools.observability.envoymetrics import ENVOY
 
 from sglpool.controller import poolfigures
 from sglpool.controller.metrics import Metrics as OperatorMetrics
-from sglpool.picker.metrics import Metrics as PickerMetrics
-from sglpool.picker.views import Gauges, Views
+from sglpool.picker.app import PickerApp, PickerOptions
+from sglpool.picker.watch import Account
+from sglpool.routing.pickerconfig import PickerConfig
 from sglpool.sandbox.engine.metric_table import FAMILIES, SCOPE_LABELS
+from tools.observability.envoymetrics import ENVOY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +75,18 @@ def operator_metrics() -> list[Metric]:
 
 def picker_metrics() -> list[Metric]:
     """What the picker exports."""
-    registry = PickerMetrics().registry
-    registry.register(Gauges(cast(Views, _OneReplica())))
+    registry = PickerApp(_OPTIONS).metrics.registry
     return sorted(_of_registry(registry), key=lambda metric: metric.name)
+
+
+_OPTIONS = PickerOptions(
+    config=PickerConfig(pool="p", pool_uid="u", namespace="n", label_selector=""),
+    config_path=Path(),
+    account=Account(address=""),
+    pod_name="",
+    pod_uid="",
+)
+"""Of a picker that never runs."""
 
 
 def engine_metrics() -> list[Metric]:
@@ -85,17 +95,6 @@ def engine_metrics() -> list[Metric]:
         Metric(name=each.full_name, kind=each.kind, labels=(*SCOPE_LABELS[each.scope], *each.labels), text=each.help)
         for each in FAMILIES
     ]
-
-
-class _OneReplica:
-    """A router with one replica, of which every figure is 0."""
-
-    def state(self) -> dict[str, Any]:
-        """Enough for every gauge."""
-        fields = ("load", "in_flight", "queued", "kv_used_tokens", "kv_total_tokens", "conversations")
-        replica = {"pod": "p", "gpu": "g", "healthy": True, "draining": False, **dict.fromkeys(fields, 0)}
-        counts = {"conversations": 0, "refused_conversations_last_minute": 0}
-        return {"replicas": [replica], "store": {"available": True}, **counts}
 
 
 def _of_registry(registry: CollectorRegistry) -> Iterator[Metric]:
@@ -119,7 +118,7 @@ def exported_name(family: Exposed) -> str:
 
 
 def _labels_of(family: Exposed) -> tuple[str, ...]:
-    return tuple(family.samples[0].labels) if family.samples else ()
+    return tuple(getattr(family, "_labelnames", ()))
 
 
 _HEAD = """# Metrics
@@ -137,8 +136,9 @@ Made from what the processes say of themselves, by `python -m tools.observabilit
 | SGLang | port 30000 of engine pods, `/metrics` | requests, caches, speeds |
 
 Dashboards and alerts need these labels besides: **namespace** and **pool** on everything that is a pool's, **pod** on
-engines, **router** on the two of a router pod. The operator's and the picker's series carry some of them themselves, so
-`honorLabels` has to be true. The chart's monitors do all this. Without it, as a scrape configuration of Prometheus:
+engines, **router** on the two of a router pod. The operator's and the picker's series carry some of them themselves,
+which have to be honoured. Some of SGLang's carry a `pool` of their own that must not be: it becomes `exported_pool`.
+The chart's monitors do all this. Without them, as a scrape configuration of Prometheus:
 
 ```yaml
 scrape_configs:
@@ -146,26 +146,33 @@ scrape_configs:
   honor_labels: true
   kubernetes_sd_configs: [{role: pod}]
   relabel_configs:
-  - source_labels: [__meta_kubernetes_pod_label_app_kubernetes_io_name, __meta_kubernetes_pod_container_port_name]
-    regex: sglpool;http
+  - source_labels:
+    - __meta_kubernetes_pod_label_app_kubernetes_io_name
+    - __meta_kubernetes_pod_label_app_kubernetes_io_component
+    - __meta_kubernetes_pod_container_port_name
+    regex: sglpool;operator;http
     action: keep
-- job_name: sglpool-pools
+- job_name: sglpool-engines
+  kubernetes_sd_configs: [{role: pod}]
+  relabel_configs:
+  - source_labels: [__meta_kubernetes_pod_label_app_kubernetes_io_component, __meta_kubernetes_pod_container_port_name]
+    regex: engine;http
+    action: keep
+  - {source_labels: [__meta_kubernetes_pod_label_sglpool_io_pool], regex: (.+), target_label: pool}
+  - {source_labels: [__meta_kubernetes_pod_label_sglpool_io_gpu_type], target_label: gpu}
+  - {source_labels: [__meta_kubernetes_namespace], target_label: namespace}
+  - {source_labels: [__meta_kubernetes_pod_name], target_label: pod}
+- job_name: sglpool-routers
   honor_labels: true
   kubernetes_sd_configs: [{role: pod}]
   relabel_configs:
-  # Engines at their port, routers at the picker's and at Envoy's.
+  # The picker's port, and Envoy's.
   - source_labels: [__meta_kubernetes_pod_label_app_kubernetes_io_component, __meta_kubernetes_pod_container_port_name]
-    regex: engine;http|router;state|router;health
+    regex: router;state|router;health
     action: keep
-  - {source_labels: [__meta_kubernetes_pod_label_sglpool_io_pool], regex: (.+), action: keep}
-  - {source_labels: [__meta_kubernetes_pod_label_sglpool_io_pool], target_label: pool}
+  - {source_labels: [__meta_kubernetes_pod_label_sglpool_io_pool], regex: (.+), target_label: pool}
   - {source_labels: [__meta_kubernetes_namespace], target_label: namespace}
-  - source_labels: [__meta_kubernetes_pod_label_app_kubernetes_io_component, __meta_kubernetes_pod_name]
-    regex: engine;(.+)
-    target_label: pod
-  - source_labels: [__meta_kubernetes_pod_label_app_kubernetes_io_component, __meta_kubernetes_pod_name]
-    regex: router;(.+)
-    target_label: router
+  - {source_labels: [__meta_kubernetes_pod_name], target_label: router}
 ```
 
 Names of SGLang begin with `sglang:`. It repeats some series for every rank (`tp_rank`): take the maximum over ranks
