@@ -122,6 +122,18 @@ def test_what_a_turn_keeps_has_the_same_blocks_and_the_rest_has_new_ones() -> No
     assert third[3 * BLOCK_ID_BYTES : 4 * BLOCK_ID_BYTES] != first[3 * BLOCK_ID_BYTES : 4 * BLOCK_ID_BYTES]
 
 
+def test_what_follows_an_aside_goes_on_from_the_prompt_before_it() -> None:
+    turns = [
+        Turn(40 * PAGE, 0, 0, "tool_calls", 0.0),
+        Turn(10 * PAGE, 4 * PAGE, 0, "tool_calls", 0.0),
+        Turn(42 * PAGE, 40 * PAGE, 0, "stop", 0.0),
+    ]
+    one = conversation(turns)
+    first, aside, third = (one.ids_of(turn, PAGE) for turn in turns)
+    assert aside[: 5 * BLOCK_ID_BYTES] != first[: 5 * BLOCK_ID_BYTES]
+    assert third[: 40 * BLOCK_ID_BYTES] == first
+
+
 def test_conversations_share_their_first_blocks_and_no_others() -> None:
     generator = Generator(Kind.AUTONOMOUS, 1, PAGE)
     ids = []
@@ -157,7 +169,7 @@ def test_recorded_sessions_are_replayed_with_their_tokens_and_the_pauses_of_thei
     main, helper = session.conversations
     turns = list(iter(main.next_turn, None))
     assert [(turn.prompt_tokens, turn.kept_tokens, turn.output_tokens) for turn in turns] == [
-        (20_000, 0, 100),
+        (20_000, SHARED_PREFIX_TOKENS, 100),
         (21_000, 19_968, 200),
         (22_000, 20_992, 300),
     ]
@@ -166,6 +178,24 @@ def test_recorded_sessions_are_replayed_with_their_tokens_and_the_pauses_of_thei
     assert (main.leads, helper.leads) == (True, False)
     assert helper.delay_s > 0
     assert session.successor(helper) is None
+
+
+def test_what_a_recorded_prompt_keeps_can_be_cached_in_a_replay(tmp_path: Path) -> None:
+    rows = [
+        [0.0, "m", 60_000, 100, 0, 3.0, 0, 1, "i"],
+        [10.0, "m", 30_000, 100, 14_976, 3.0, 4.0, 0, "i"],
+        [20.0, "m", 61_000, 100, 59_968, 3.0, 4.0, 0, "e"],
+    ]
+    replay = Replay(read_sessions(corpus(tmp_path, rows)), Kind.AUTONOMOUS, 1, PAGE)
+    for _ in range(20):
+        session = replay.session(under_way=True).conversations[0]
+        seen: list[bytes] = []
+        for turn in iter(session.next_turn, None):
+            kept = turn.kept_tokens // PAGE * BLOCK_ID_BYTES
+            ids = session.ids_of(turn, PAGE)
+            # Only the first prompt has a prefix that others have computed: tools and system prompt.
+            assert any(ids[:kept] == before[:kept] for before in seen) or (not seen and kept <= SHARED_PREFIX_TOKENS)
+            seen.append(ids)
 
 
 def test_sessions_that_no_model_of_this_size_can_serve_are_left_out(tmp_path: Path) -> None:

@@ -4,7 +4,10 @@ A file has one session a line, gzipped or not: `{"id": ..., "rows": [[t_s, agent
 reusable_prefix_tokens, api_time_s, think_time_s, has_user_text, "i" or "e"], ...]}`; "i" is a stop for a tool call, "e"
 the end of a turn, and agents other than "m" are helpers of the session. Pauses after tools are the generator's, because
 recorded ones are rounded to seconds and contain the client's own work; users pause as recorded, up to the generator's
-limit. Not here: where such a file comes from; the project has none.
+limit. The corpus says what a prompt keeps of the twelve before it in its session: a replayed prompt goes on from the
+last one that was so long. What sessions share with each other it cannot say, for its blocks are numbered per session:
+tools and system prompt are taken as the generator has them, the same for every user. Not here: where such a file comes
+from; the project has none.
 """
 
 import gzip
@@ -20,6 +23,7 @@ from sglpool.lab.workload import (
     LONGEST_TOOL_GAP_S,
     LONGEST_USER_GAP_S,
     MAX_CONTEXT_TOKENS,
+    SHARED_PREFIX_TOKENS,
     TOOL_GAP_S,
     Conversation,
     Kind,
@@ -145,17 +149,22 @@ class Replay:
         self, requests: Sequence[Recorded], first: int, *, leads: bool, delay_s: float, name: str
     ) -> Conversation:
         rng = random.Random(self._rng.getrandbits(64))
-        turns = self._turns(requests, first, rng)
+        turns = self._turns(requests, first, leads=leads, rng=rng)
         session = f"s{self._drawn}"
         return Conversation(session, name, turns, leads=leads, rng=rng, shared_ids=self._shared_ids, delay_s=delay_s)
 
-    def _turns(self, requests: Sequence[Recorded], first: int, rng: random.Random) -> Iterator[Turn]:
-        shared_tokens = requests[first].kept_tokens if first == 0 else 0
+    def _turns(self, requests: Sequence[Recorded], first: int, *, leads: bool, rng: random.Random) -> Iterator[Turn]:
+        # What was kept of prompts before the first one that is replayed was never computed here.
+        longest_tokens = SHARED_PREFIX_TOKENS
         for number in range(first, len(requests)):
             each = requests[number]
             following = requests[number + 1] if number + 1 < len(requests) else None
-            kept_tokens = shared_tokens if number == first else each.kept_tokens
+            kept_tokens = each.kept_tokens
+            if number == first and leads:
+                kept_tokens = min(SHARED_PREFIX_TOKENS, each.prompt_tokens - 1)
             finish = "tool_calls" if each.tools and following is not None else "stop"
+            kept_tokens = min(kept_tokens, longest_tokens)
+            longest_tokens = max(longest_tokens, each.prompt_tokens + each.output_tokens)
             yield Turn(each.prompt_tokens, kept_tokens, each.output_tokens, finish, self._gap_s(each, following, rng))
 
     def _gap_s(self, each: Recorded, following: Recorded | None, rng: random.Random) -> float:

@@ -34,6 +34,8 @@ WIDEST = (4, 16)
 LONGEST_USER_GAP_S = 600.0
 LONGEST_TOOL_GAP_S = 600.0
 LONGEST_CONVERSATION_REQUESTS = 400
+REMEMBERED_PROMPTS = 12
+"""Earlier prompts of a conversation that a later one may go on from: published corpora looked as far back."""
 
 
 class Kind(StrEnum):
@@ -50,7 +52,8 @@ class Turn:
 
     Attributes:
         prompt_tokens: its prompt.
-        kept_tokens: how much of that is the unchanged beginning of the prompt before.
+        kept_tokens: how much of that is the unchanged beginning of the prompt before, or of the last one before that
+            was so long: what follows an aside goes on from the prompt before the aside.
         output_tokens: what it will produce.
         finish: "tool_calls" if the agent goes on by itself, "stop" if a user has to speak.
         gap_s: pause between its end and the next request.
@@ -101,7 +104,7 @@ class Conversation:
         bytes_per_token: of its body; JSON and code differ.
     """
 
-    __slots__ = ("_turns", "bytes_per_token", "conversation", "delay_s", "ids", "leads", "rng", "session")
+    __slots__ = ("_prompts", "_turns", "bytes_per_token", "conversation", "delay_s", "leads", "rng", "session")
 
     def __init__(
         self,
@@ -120,7 +123,8 @@ class Conversation:
         self.delay_s = delay_s
         self.bytes_per_token = rng.uniform(3.4, 5.0)
         self.rng = rng
-        self.ids = shared_ids
+        # Block ids, the longest first: only prompts that no later one was as long as.
+        self._prompts = [shared_ids]
         self._turns = turns
 
     def next_turn(self) -> Turn | None:
@@ -130,9 +134,13 @@ class Conversation:
     def ids_of(self, turn: Turn, page_size_tokens: int) -> bytes:
         """Block ids of a turn's prompt and output; what is kept has the ids that it had."""
         total = (turn.prompt_tokens + turn.output_tokens) // page_size_tokens * BLOCK_ID_BYTES
-        kept = self.ids[: min(total, turn.kept_tokens // page_size_tokens * BLOCK_ID_BYTES)]
-        self.ids = kept + self.rng.randbytes(total - len(kept))
-        return self.ids
+        kept = min(total, turn.kept_tokens // page_size_tokens * BLOCK_ID_BYTES)
+        source = next((ids for ids in reversed(self._prompts) if len(ids) >= kept), self._prompts[0])[:kept]
+        ids = source + self.rng.randbytes(total - len(source))
+        while self._prompts and len(self._prompts[-1]) <= len(ids):
+            self._prompts.pop()
+        self._prompts = [*self._prompts, ids][-REMEMBERED_PROMPTS:]
+        return ids
 
     def body_bytes(self, turn: Turn) -> int:
         """Size of a turn's body: what a router sees of its length."""
