@@ -17,7 +17,8 @@ from sglpool import __version__
 from sglpool.api import names
 from sglpool.cli import operator as operator_command
 from sglpool.cli.app import app
-from sglpool.cli.operator import BadArgument, OperatorArguments, options_of, set_up_logging
+from sglpool.cli.logs import set_up_logging
+from sglpool.cli.operator import BadArgument, OperatorArguments, options_of
 from sglpool.kube import LeaseLost, Transient
 from support import pools
 
@@ -283,3 +284,21 @@ def test_json_logs_are_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> 
     (line,) = capsys.readouterr().err.splitlines()
     entry = json.loads(line)
     assert (entry["level"], entry["logger"], entry["message"]) == ("warning", "sglpool.x", "two\nlines of text")
+
+
+@pytest.mark.usefixtures("logging_as_before")
+@pytest.mark.parametrize(
+    ("own", "said", "pool", "message"),
+    [
+        ("", "pool=serving/coder changes=['status']", "serving/coder", "changes=['status']"),
+        ("", "nothing of a pool=serving/coder", None, "nothing of a pool=serving/coder"),
+        ("serving/mine", "picking among 3 replicas", "serving/mine", "picking among 3 replicas"),
+    ],
+)
+def test_json_logs_have_the_pool_as_a_field(
+    capsys: pytest.CaptureFixture[str], own: str, said: str, pool: str | None, message: str
+) -> None:
+    set_up_logging(level="INFO", as_json=True, pool=own)
+    logging.getLogger("sglpool.x").info(said)
+    entry = json.loads(capsys.readouterr().err)
+    assert (entry.get("pool"), entry["message"]) == (pool, message)

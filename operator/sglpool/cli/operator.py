@@ -1,13 +1,11 @@
-"""`sglpool operator`: options to the operator's own types, logging, and failures as one clear line.
+"""`sglpool operator`: options to the operator's own types, and failures as one clear line.
 
 Not here: the operator (`controller`).
 """
 
 import asyncio
-import json
 import logging
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ import yaml
 
 from sglpool.api.quantity import parse_duration_s
 from sglpool.catalog import Catalog, CatalogDataError, load_catalog
+from sglpool.cli.logs import set_up_logging
 from sglpool.controller.app import MissingCRD, OperatorOptions, own_namespace, run_operator
 from sglpool.controller.check import Finding
 from sglpool.controller.check import check as check_installation
@@ -158,44 +157,6 @@ def _parse_bind(bind: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > 65535:
         raise BadArgument(f"--bind {bind!r} is not HOST:PORT: write for example 0.0.0.0:8080 or [::]:8080")
     return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def set_up_logging(*, level: str, as_json: bool) -> None:
-    """Log to standard error; kopf's own running commentary only from warnings on."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
-    logging.basicConfig(level=level, handlers=[handler], force=True)
-    for name in ("kopf", "aiohttp", "asyncio"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    # What it warns of is said better by the error that follows.
-    logging.getLogger("kubernetes").setLevel(logging.ERROR)
-
-
-def _stamp(created_s: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(created_s)) + f".{int(created_s * 1000) % 1000:03d}Z"
-
-
-class _TextFormatter(logging.Formatter):
-    """`2026-01-31T12:00:00.000Z INFO  sglpool.controller.reconcile: words`."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = f"{_stamp(record.created)} {record.levelname:<7} {record.name}: {record.getMessage()}"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
-
-
-class _JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and exception where there is one."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "time": _stamp(record.created),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
 
 
 def _failure(error: Exception) -> int:

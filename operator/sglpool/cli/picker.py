@@ -3,11 +3,13 @@
 Not here: the picker (`picker`).
 """
 
-import logging
+import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+from sglpool.cli.logs import set_up_logging
 
 
 def run(config: Path, *, init: bool, supervise: bool, api_server: str | None, log_level: str) -> int:
@@ -23,7 +25,8 @@ def run(config: Path, *, init: bool, supervise: bool, api_server: str | None, lo
     Returns:
         The exit code.
     """
-    logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    # In a pod nobody reads along: lines are for whatever collects them.
+    set_up_logging(level=log_level, as_json=not sys.stderr.isatty(), pool=_pool_of(config))
 
     def work(beat: Callable[[], None], restarts: int) -> int:
         return _run(config, init=init, api_server=api_server, beat=beat, restarts=restarts)
@@ -33,6 +36,15 @@ def run(config: Path, *, init: bool, supervise: bool, api_server: str | None, lo
     from sglpool.picker.supervisor import Supervisor
 
     return Supervisor(work).run()
+
+
+def _pool_of(config: Path) -> str:
+    """`NAMESPACE/NAME` for the log; empty where the settings cannot be read, which is told later."""
+    try:
+        settings = json.loads(config.read_text(encoding="utf-8"))
+        return f"{settings['namespace']}/{settings['pool']}"
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
 
 
 def _run(config: Path, *, init: bool, api_server: str | None, beat: Callable[[], None], restarts: int) -> int:
