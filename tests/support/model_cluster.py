@@ -406,10 +406,17 @@ class ModelCluster(Misfortunes):
         return any(p.serves and not p.draining and p is not pod for p in self.pods.values())
 
     def _forget_taken(self) -> None:
-        """Count no more what nobody wants, nor a pod that finds no node: a roll-out does not wait for those."""
+        """Count no more what nobody wants, nor what a roll-out does not wait for."""
         self.taken = {
-            name for name in self.taken if self._wanted(name) and not (name in self.pods and not self.pods[name].node)
+            name
+            for name in self.taken
+            if self._wanted(name) and not (name in self.pods and self._lost(self.pods[name]))
         }
+
+    def _lost(self, pod: ModelPod) -> bool:
+        """Whether it finds no node, or is broken on a former revision: a roll-out may be its cure."""
+        current = self.statefulsets[pod.name.rpartition("-")[0]]
+        return not pod.node or (pod.revision != current.update_revision and not pod.good)
 
     def _wanted(self, pod_name: str) -> bool:
         current = self.statefulsets.get(pod_name.rpartition("-")[0])

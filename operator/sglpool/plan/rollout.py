@@ -41,6 +41,7 @@ class _Ordinals:
         ready: Ready, whatever they run.
         done: Ready on the update revision.
         lost: Down, and not coming up by themselves: the roll-out may be their cure, so it never waits for them.
+        tried: Down on the update revision: it is no cure for them.
         begun: Ready, and being emptied.
         nodes: Node of each that has one.
     """
@@ -48,16 +49,19 @@ class _Ordinals:
     ready: frozenset[int]
     done: frozenset[int]
     lost: frozenset[int]
+    tried: frozenset[int]
     begun: frozenset[int]
     nodes: Mapping[int, str]
 
     def in_flight(self, partition: int, replicas: int) -> int:
-        """Ordinals that the roll-out has reached and that are not through."""
-        return sum(ordinal not in self.done for ordinal in range(partition, replicas))
+        """Ordinals that the roll-out has reached, wherever the partition is, and that are not through."""
+        reached = sum(ordinal not in self.done for ordinal in range(partition, replicas))
+        return reached + sum(ordinal < partition for ordinal in self.tried)
 
     def coming(self, partition: int) -> int:
-        """Ordinals below the partition that are down and coming up."""
-        return sum(ordinal not in self.ready and ordinal not in self.lost for ordinal in range(partition))
+        """Ordinals below the partition that are down on former revisions and coming up."""
+        away = self.ready | self.lost | self.tried
+        return sum(ordinal not in away for ordinal in range(partition))
 
     def homeless(self, ordinal: int) -> bool:
         """Whether it has no node yet, and is expected to get one."""
@@ -68,7 +72,11 @@ class _Ordinals:
 
         With all of them on one node, waiting would save nothing. One that is about to get a node may get that one.
         """
-        down = [o for o in range(replicas) if (o not in self.done if o >= partition else o not in self.ready)]
+        reached = [ordinal for ordinal in range(partition, replicas) if ordinal not in self.done]
+        # Whoever waits for this very roll-out to be cured holds nobody up.
+        down = reached + [
+            o for o in range(partition) if o not in self.ready and (o in self.tried or o not in self.lost)
+        ]
         if any(self.homeless(ordinal) for ordinal in down):
             return True
         nodes = {self.nodes[ordinal] for ordinal in down if ordinal in self.nodes}
@@ -138,7 +146,7 @@ def next_of_any(statefulset: ObservedStatefulSet, pods: Sequence[ObservedPod], p
     ordinals = _sort(statefulset, pods, refused=pace.refused, away=pace.away)
     own = {pod.ordinal: pod for pod in pods if pod.owner_uid == statefulset.uid}
     # A lost one that is to be updated does not count: the roll-out is its cure.
-    cured = {o for o in ordinals.lost if o in own and own[o].revision != statefulset.update_revision}
+    cured = (ordinals.lost & own.keys()) - ordinals.tried
     away = [o for o in range(statefulset.replicas) if o not in ordinals.ready and o not in cured]
     room, nodes = pace.max_unavailable - len(away), {own[o].node for o in away if o in own and own[o].node}
     left = [own[o] for o in ordinals.ready - ordinals.done if o < statefulset.replicas]
@@ -228,6 +236,7 @@ def _sort(
         ready=frozenset(ready),
         done=frozenset(o for o in ready if own[o].revision == statefulset.update_revision),
         lost=frozenset(lost),
+        tried=frozenset(o for o in own.keys() - ready if own[o].revision == statefulset.update_revision),
         begun=frozenset(o for o in ready if own[o].draining),
         nodes={ordinal: pod.node for ordinal, pod in own.items() if pod.node},
     )
