@@ -2,7 +2,7 @@
 BIN := .venv/bin
 PYTEST_ARGS ?=
 
-.PHONY: demo docs manifests test test-core test-cluster test-sandbox test-faults check crd crd-check fmt bootstrap clean bench-operator bench-router bench-sandbox bench-balance bench-autoscaler bench-install
+.PHONY: demo docs manifests test test-core test-cluster test-sandbox test-faults check crd crd-check fmt bootstrap clean sbom bench-operator bench-router bench-sandbox bench-balance bench-autoscaler bench-install
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -33,11 +33,19 @@ test-sandbox: bootstrap ## The tests of `make test` on a real control plane with
 test-faults: bootstrap ## What each fault of a router costs in streams and warm homes
 	$(BIN)/pytest -m "faults or not faults" $(addprefix tests/sandbox/router/test_,faults.py rollout.py vanishing.py) $(PYTEST_ARGS)
 
-check: bootstrap crd-check ## Lint, types, import contracts, CRD drift
+check: bootstrap crd-check ## Lint, types, import contracts, CRD drift, known vulnerabilities
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@tools/audit.sh
+
+SBOM ?= dist/sbom.cdx.json
+
+sbom: ## Write a bill of materials (CycloneDX) of what users run, from the lock
+	@mkdir -p $(dir $(SBOM))
+	@uv export --quiet --preview-features sbom-export --frozen --no-dev --extra router --format cyclonedx1.5 --output-file $(SBOM)
+	@echo wrote $(SBOM)
 
 crd: bootstrap ## Generate the CRD and the chart's copy
 	$(BIN)/sglpool crd > crds/sglpool.io_inferencepools.yaml

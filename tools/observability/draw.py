@@ -94,9 +94,16 @@ def _chart(panel: Panel, lines: Sequence[Series], size: tuple[int, int]) -> str:
         parts.append(f'<line x1=46 x2="{46 + width}" y1="{y:.0f}" y2="{y:.0f}" stroke="#e3e6ea"/>')
         parts.append(f'<text x=42 y="{y + 3:.0f}" text-anchor=end>{escape(text_of(mark, panel.unit))}</text>')
     for number, line in enumerate(drawn):
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in line.points))
+        points = [at(*point) for point in line.points]
         colour = _COLOURS[number % len(_COLOURS)]
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width=1.5 />')
+        if panel.stacked:
+            # The area between a series and those below it: one that is 0 is not to be seen, as in Grafana.
+            floor = [
+                at(time_s, top - own) for (time_s, top), (_, own) in zip(line.points, lines[number].points, strict=True)
+            ]
+            parts.append(f'<polygon points="{_path([*points, *reversed(floor)])}" fill="{colour}" fill-opacity=.6 />')
+            continue
+        parts.append(f'<polyline points="{_path(points)}" fill="none" stroke="{colour}" stroke-width=1.5 />')
         if len(line.points) == 1:
             x, y = at(*line.points[0])
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r=2 fill="{colour}"/>')
@@ -107,6 +114,10 @@ def _chart(panel: Panel, lines: Sequence[Series], size: tuple[int, int]) -> str:
         for number, line in enumerate(lines)
     )
     return f'<svg width="{size[0]}" height="{size[1]}">{"".join(parts)}</svg><div class=legend>{legend}</div>'
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def _stacked(lines: Sequence[Series]) -> list[Series]:

@@ -101,10 +101,11 @@ def _panel(panel: Panel, number: int, place: Json) -> Json:
     defaults: Json = {"unit": _UNITS.get(panel.unit, panel.unit), "custom": {}}
     # The y axis of lines begins at 0; so do shares, which end at their top.
     if panel.kind == "timeseries":
-        defaults["custom"] = {"fillOpacity": 30 if panel.stacked else 8, "lineWidth": 1, "showPoints": "never"}
-        defaults["custom"] |= {"axisSoftMin": 0}
+        lines: Json = {"fillOpacity": 8, "lineWidth": 1, "showPoints": "never", "axisSoftMin": 0}
         if panel.stacked:
-            defaults["custom"]["stacking"] = {"mode": "normal", "group": "A"}
+            # Areas without an edge: a series that is 0 draws nothing over the others.
+            lines |= {"fillOpacity": 60, "lineWidth": 0, "stacking": {"mode": "normal", "group": "A"}}
+        defaults["custom"] = lines
     if panel.top is not None:
         defaults |= {"min": 0, "max": panel.top}
     return {

@@ -79,7 +79,8 @@ _DECISIONS = Row(
             "Conversations that moved",
             "Forced: their home was gone or leaving. Chosen: it cost less than to stay.",
             "per_s",
-            (rate("sglpool_router_moves_total", by="forced"), "forced: {{forced}}"),
+            (rate("sglpool_router_moves_total", more=',forced="true"'), "forced"),
+            (rate("sglpool_router_moves_total", more=',forced="false"'), "chosen"),
         ),
         chart(
             "Cache hit rate",
