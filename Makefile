@@ -16,7 +16,7 @@ demo: bootstrap ## Bring up a control plane with fake GPU nodes and watch a pool
 
 # Tests that need a cluster mostly wait for it, so three rings share two cores. What a ring says comes at its end.
 CLUSTER_TESTS := tests/controlplane tests/kind
-SANDBOX_TESTS := tests/sandbox/test_demo.py tests/sandbox/cluster tests/sandbox/install tests/sandbox/router
+SANDBOX_TESTS := tests/sandbox/test_demo.py tests/sandbox/cluster tests/sandbox/install tests/sandbox/router tests/observability/live
 
 test: check ## Everything that runs without a container engine
 	@$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target test-core test-cluster test-sandbox
