@@ -7,9 +7,9 @@ RUN pip install --no-cache-dir "uv==0.13.*"
 WORKDIR /src
 # Dependencies first: they change less often than the code, and stay in the layer cache.
 COPY pyproject.toml uv.lock README.md LICENSE ./
-RUN uv sync --frozen --no-dev --no-install-project
+RUN uv sync --frozen --no-dev --extra router --no-install-project
 COPY operator operator
-RUN uv sync --frozen --no-dev --no-editable
+RUN uv sync --frozen --no-dev --extra router --no-editable
 
 FROM python:3.13-slim
 LABEL org.opencontainers.image.title="sglpool" \
