@@ -17,7 +17,10 @@ Found = Sequence[Sequence[Series]]
 """What the queries of a panel have found."""
 
 CELL_PX = (50, 30)
-_COLOURS = ("#3b78c2", "#d9822b", "#4a9c5d", "#b5475b", "#7d5fb2", "#3a9fa6", "#a0803a", "#c25f9c", "#6b7a86")
+_COLOURS = (
+    *("#3b78c2", "#d9822b", "#4a9c5d", "#b5475b", "#7d5fb2", "#3a9fa6", "#a0803a", "#c25f9c", "#6b7a86"),
+    *("#1f3f70", "#7a4210", "#1d5a2d", "#6e1f30", "#43296e", "#145a60"),
+)
 _STYLE = """
 body{margin:16px;background:#f3f4f6;color:#1c1f23;font:13px system-ui,sans-serif;width:1200px}
 h1{font-size:18px;margin:0 0 4px}h2{font-size:14px;margin:14px 0 4px}
@@ -110,7 +113,7 @@ def _chart(panel: Panel, lines: Sequence[Series], size: tuple[int, int]) -> str:
     parts.append(f'<text x=46 y="{height + 18}">0 s</text>')
     parts.append(f'<text x="{46 + width}" y="{height + 18}" text-anchor=end>{span_s:.0f} s</text>')
     legend = "".join(
-        f'<i style="background:{_COLOURS[number % len(_COLOURS)]}"></i>{escape(line.name) or "value"}'
+        f'<i style="background:{_COLOURS[number % len(_COLOURS)]}"></i>{escape(line.name.strip()) or "value"}'
         for number, line in enumerate(lines)
     )
     return f'<svg width="{size[0]}" height="{size[1]}">{"".join(parts)}</svg><div class=legend>{legend}</div>'
@@ -152,4 +155,4 @@ def text_of(value: float, unit: str) -> str:
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if letter == 'k' else size):.3g}{letter}"
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

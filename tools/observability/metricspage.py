@@ -180,6 +180,17 @@ before you sum. Some families are there only after the first event of their kind
 """
 
 
+_LOGS = """## Logs and traces
+
+The operator logs as text, or with `--log-json` as one JSON object a line; a picker in a pod always does that. What
+is about a pool has it in the field `pool`, as NAMESPACE/NAME. No secret is ever logged.
+
+A request keeps its `x-request-id` and its `traceparent` from the client through Envoy to the engine; without an
+`x-request-id` Envoy makes one. It is in the answer, so that a client can name a request that went wrong. SGLang takes
+up a `traceparent` where its tracing is on (`engine.extraArgs`).
+"""
+
+
 def page() -> str:
     """The text of `docs/metrics.md`."""
     parts = [
@@ -188,6 +199,7 @@ def page() -> str:
         _table("Picker", picker_metrics()),
         _table("Envoy", ENVOY_METRICS),
         _table("SGLang 0.5.23", engine_metrics()),
+        _LOGS,
     ]
     return "\n".join(parts)
 
