@@ -100,8 +100,8 @@ def test_three_at_a_time_are_of_three_nodes(make_pool: PoolMaker, namespace: str
     for away in together:
         first = [homes[name] for name in away if len(away) == 3]
         assert len({*first}) == len(first), f"{away} were away together"
-    assert pool.statefulset()["spec"]["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": {"partition": 0}}
-    status = pool.statefulset()["status"]
+    strategy, status = pool.statefulset()["spec"]["updateStrategy"], pool.statefulset()["status"]
+    assert (strategy["type"], strategy["rollingUpdate"]["partition"]) == ("RollingUpdate", 0)
     assert status["currentRevision"] == status["updateRevision"]
 
 

@@ -637,3 +637,21 @@ def test_any_situation_has_one_status_that_stays(situation, later_s):
     verdict = kstatus({"metadata": {"generation": 4}, "status": first})
     assert (verdict == "Failed") == ("Stalled" in conditions(first))
     assert verdict != "Current" or ready["status"] == "True"
+
+
+@pytest.mark.parametrize(
+    ("pods", "changes", "words"),
+    [
+        pytest.param([pod(0, revision="old"), pod(1)], {"partition": 1}, "1/2 updated", id="one is through"),
+        pytest.param([pod(0, ready=False), pod(1)], {}, "1/2 updated", id="the last one loads"),
+        pytest.param([pod(0, draining=True), pod(1)], {"partition": 1}, "2/2 updated, 1 draining", id="one drains"),
+        pytest.param([pod(0), pod(1)], {"current": "new"}, None, id="it is over"),
+        pytest.param([pod(0), pod(1)], {"caught_up": False, "partition": 2}, None, id="nobody knows yet"),
+    ],
+)
+def test_how_far_a_roll_out_is_stands_in_the_column(pods, changes, words):
+    case = Case(pods=pods, statefulsets={"B200": {"current": "old", **changes}}, expect={}, kstatus="")
+    status = case.make()
+    assert status["summary"].get("scaling") == words
+    [ready] = [c for c in status["conditions"] if c["type"] == "Ready"]
+    assert (ready["reason"] == "RollingOut") == (changes.get("current") != "new")

@@ -65,6 +65,9 @@ def test_what_went_is_told_with_what_it_cost():
         message="kimi-b200 to 3: kimi-b200-3 with 1 conversation left, 123,456 warm tokens dropped, 0 requests cut.",
         action="Scale",
     )
+    busy = Drained(pods=("a",), conversations=2, warm_tokens=9, requests=3, unread=0)
+    (note,) = notes(Scale(name="kimi-b200", replicas=3, partition=0, reason="", drained=busy))
+    assert note.message.endswith("9 warm tokens dropped, 3 requests cut unless over within 120 s.")
     unread = Drained(pods=("a", "b"), conversations=0, warm_tokens=0, requests=0, unread=2)
     (note,) = notes(DeleteObject(kind="Pod", name="a", uid="u", reason="its node is lost", drained=unread))
     assert note.reason == "ReplicaReplaced"

@@ -38,7 +38,7 @@ COLUMNS = (
     ("Running", "integer", ".status.load.runningRequests", 0, "Requests in flight."),
     ("KV%", "integer", ".status.load.kvUtilizationPercent", 0, "KV cache in use, percent."),
     ("GPUs", "string", ".status.summary.gpus", 0, "GPUs in use by type."),
-    ("Scaling", "string", ".status.summary.scaling", 0, "Why it has its size, and how many replicas are emptied."),
+    ("Scaling", "string", ".status.summary.scaling", 0, "Why it has its size, and what moves: updates and drains."),
     ("Status", "string", '.status.conditions[?(@.type=="Ready")].reason', 0, "Reason of condition Ready."),
     ("Age", "date", ".metadata.creationTimestamp", 0, "Time since creation."),
     ("Endpoint", "string", ".status.endpoint", 1, "Base URL inside the cluster."),

@@ -97,7 +97,7 @@ class Summary(Model):
     ready: Annotated[str, Field(max_length=16)] = Field(description="Ready of wanted replicas, for example 2/2.")
     gpus: Annotated[str, Field(max_length=64)] = Field(description="GPUs in use by type, for example 8 B200.")
     scaling: Annotated[str, Field(max_length=64)] | None = Field(
-        default=None, description="Why the pool has its size, and how many replicas are being emptied."
+        default=None, description="Why the pool has its size, and how many replicas are updated or being emptied."
     )
 
 

@@ -12,6 +12,7 @@ from sglpool.api.base import Manifest
 from sglpool.plan import DeleteObject, MarkPod, Scale, Step
 from sglpool.plan.drain import ReplicaLoad
 from sglpool.plan.steps import Drained
+from sglpool.render.deadlines import DRAIN_S
 
 MAX_NAMED = 3
 """Replicas that an Event names; the others are counted."""
@@ -80,12 +81,16 @@ def _gone(done: Sequence[Step]) -> Iterable[Note]:
             yield Note(reason="ReplicaReplaced", message=f"{step.reason}: {_cost(step.drained)}", action="Replace")
 
 
+_LATE = f"cut unless over within {DRAIN_S} s"
+"""The engine goes on with what it has for so long, and is out of the routers' sight."""
+
+
 def _cost(drained: Drained) -> str:
     """What went with replicas that were taken away."""
     costs = [
         f"{_many(drained.conversations, 'conversation')} left",
         f"{drained.warm_tokens:,} warm tokens dropped",
-        f"{_many(drained.requests, 'request')} cut",
+        f"{_many(drained.requests, 'request')} {_LATE if drained.requests else 'cut'}",
     ]
     if drained.unread:
         costs.append(f"nothing known of {_many(drained.unread, 'replica')}")

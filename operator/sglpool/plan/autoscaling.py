@@ -192,10 +192,18 @@ def load_status(pool: Pool, told: Told | None) -> Manifest | None:
     return {name: value for name, value in figures.items() if value is not None} or None
 
 
-def scaling_summary(autoscaling: Manifest | None, pods: Iterable[ObservedPod]) -> str:
-    """Column SCALING of `kubectl get`: why the pool has its size, and what leaves; empty if nothing is to be said."""
+def scaling_summary(autoscaling: Manifest | None, pods: Iterable[ObservedPod], updated: str) -> str:
+    """Column SCALING of `kubectl get`: why the pool has its size, and what moves; empty if nothing is to be said.
+
+    Args:
+        autoscaling: `status.autoscaling`.
+        pods: The pool's pods.
+        updated: How far a roll-out is, such as `2/5`; empty without one.
+    """
     leaving = sum(pod.draining for pod in pods)
     words = [str(autoscaling["reason"])] if autoscaling else []
+    if updated:
+        words.append(f"{updated} updated")
     if leaving:
         words.append(f"{leaving} draining")
     return ", ".join(words)

@@ -243,9 +243,10 @@ def _sort(
 
 
 def rolling_out(statefulset: ObservedStatefulSet, pods: Sequence[ObservedPod]) -> bool:
-    """Whether some replica does not run the template yet."""
+    """Whether some replica does not run the template yet, or does and has not been ready on it."""
     return (
-        statefulset.partition > 0
+        statefulset.current_revision != statefulset.update_revision
+        or statefulset.partition > 0
         or statefulset.on_delete
         or any(
             pod.revision != statefulset.update_revision

@@ -138,7 +138,8 @@ def make_status(
     autoscaling = autoscaling_status(pool, facts.wanted, told, now_s=now_s)
     extras = {"autoscaling": autoscaling, "load": load_status(pool, told)}
     status |= {field: value for field, value in extras.items() if value is not None}
-    if words := scaling_summary(autoscaling, live):
+    updated = _updated(pool, sized, observed, desired) if facts.rolling else ""
+    if words := scaling_summary(autoscaling, live, updated):
         status["summary"]["scaling"] = words
     return status
 
@@ -155,6 +156,21 @@ def _rolling(pool: Pool, sized: Sequence[SizedGPU], observed: Observed) -> bool:
         if current.replicas and rolling_out(current, observed.pods_of(one.entry.type)):
             return True
     return False
+
+
+def _updated(pool: Pool, sized: Sequence[SizedGPU], observed: Observed, desired: Mapping[str, int]) -> str:
+    """How many of the wanted replicas are ready on the newest revision; empty while that is not written yet."""
+    done = 0
+    for one in sized:
+        current = observed.own_statefulset(pool, one.entry.type)
+        if current is None:
+            continue
+        if not one.feasible or template_outdated(pool, one, current) or not current.caught_up:
+            return ""
+        pods = (pod for pod in observed.pods_of(one.entry.type) if pod.owner_uid == current.uid)
+        wanted = desired.get(one.entry.type, 0)
+        done += sum(pod.ready and pod.revision == current.update_revision and pod.ordinal < wanted for pod in pods)
+    return f"{done}/{sum(desired.values())}"
 
 
 def _size_blockers(sized: Sequence[SizedGPU]) -> list[Blocker]:
