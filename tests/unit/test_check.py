@@ -26,6 +26,10 @@ class Installation:
             return []
         return [{"metadata": {"name": "operator-1"}, "status": {"podIP": self.address}}] if self.address else []
 
+    async def openapi(self, resource: Any) -> dict[str, Any]:
+        del resource
+        return {}
+
     async def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
         asked = manifest["spec"]["resourceAttributes"]
         return {"status": {"allowed": f"{asked['verb']} {asked['resource']}" not in self.denied}}

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import aiohttp
 
 from sglpool.api import names
+from sglpool.controller.crd import missing_fields, schema_in
+from sglpool.controller.crd import sentence as outdated
 from sglpool.controller.rights import sentence
-from sglpool.kube import KubeError, KubePort, NotFound
+from sglpool.kube import KubeClient, KubeError, KubePort, NotFound
 from sglpool.kube.resources import PODS, POOLS
 from sglpool.kube.rights import OF_NODES, in_namespaces, missing, of_lease
 
@@ -33,7 +35,7 @@ class Finding:
 
 
 async def check(
-    kube: KubePort, *, namespaces: Sequence[str] | None, leader_election: bool, own_namespace: str, port: int
+    kube: KubeClient, *, namespaces: Sequence[str] | None, leader_election: bool, own_namespace: str, port: int
 ) -> list[Finding]:
     """Look at everything.
 
@@ -55,9 +57,12 @@ async def check(
     ]
 
 
-async def _crd(kube: KubePort, namespace: str | None) -> Finding:
+async def _crd(kube: KubeClient, namespace: str | None) -> Finding:
     try:
         await kube.list(POOLS, namespace=namespace, field_selector="metadata.name=-")
+        schema = schema_in(await kube.openapi(POOLS))
+        if schema is not None and (lacking := missing_fields(schema)):
+            return Finding(False, outdated(lacking))
     except NotFound:
         return Finding(False, "inferencepools.sglpool.io is not served: install the CRD (crds.install of the chart)")
     except KubeError as error:

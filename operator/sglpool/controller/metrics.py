@@ -43,6 +43,11 @@ class Metrics:
             ("verb", "group", "resource", "namespace"),
             registry=self.registry,
         )
+        self.missing_fields = Gauge(
+            "sglpool_crd_missing_fields",
+            "Fields that this operator knows and the served CRD, which is older, drops.",
+            registry=self.registry,
+        )
         self.leading = Gauge(
             "sglpool_leader",
             "1: this replica works. 0: it waits for permissions or for the Lease.",

@@ -250,6 +250,18 @@ class KubeClient(KubePort):
             "reach", "GET", PODS, namespace, f"{pod}:{port}", subresource=where, timeout_s=timeout_s
         )
 
+    async def openapi(self, resource: Resource, *, timeout_s: float = REQUEST_TIMEOUT_S) -> Manifest:
+        """The OpenAPI document of a resource's group and version, as the API server serves it.
+
+        Raises:
+            NotFound: it does not have one, or not yet.
+        """
+        path = f"/openapi/v3/apis/{resource.api_version}"
+        answer: Manifest = await self._transport.send(
+            Request(verb="describe", method="GET", resource=resource, path=path, repeatable=True, timeout_s=timeout_s)
+        )
+        return answer
+
     async def _page(
         self,
         resource: Resource,
