@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from sglpool.picker.store import ValkeyStore
 
 TURN_S = 1.0
-SAVE_S = 2.0
 KEYS_S = 2.0
 EDS_SETTLE_S = 0.02
 FIRST_READINGS_S = 1.0
@@ -161,6 +160,7 @@ class PickerApp:
             )
         )
         tasks.start(self._turn(admin))
+        tasks.start(self._snapshots.run())
         tasks.start(self._watch(watch))
         if not await tasks.until(self._synced, self._stopping):
             return
@@ -263,7 +263,7 @@ class PickerApp:
 
     async def _turn(self, admin: EnvoyAdmin) -> None:
         """The picker's clock: everything that happens once in a while."""
-        saved_s = keys_s = time.monotonic()
+        keys_s = time.monotonic()
         while True:
             await asyncio.sleep(TURN_S)
             now_s = self._turned_s = time.monotonic()
@@ -274,9 +274,6 @@ class PickerApp:
             if now_s - keys_s >= KEYS_S:
                 keys_s = now_s
                 await self._refresh_listener()
-            if now_s - saved_s >= SAVE_S:
-                saved_s = now_s
-                await self._snapshots.save()
 
     async def _confirm(self, admin: EnvoyAdmin) -> None:
         asked_at_s = self.ledger.clock_s()

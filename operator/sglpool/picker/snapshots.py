@@ -1,6 +1,6 @@
 """Homes on file, so that a picker that restarts knows them: lines of JSON in the pod's memory.
 
-Every few seconds the conversations that were seen since are appended, and now and then the file is written anew. The
+Twice a second the conversations that were seen since are appended, and now and then the file is written anew. The
 same lines are what a new router asks its siblings for. Written a few at a time: no pick waits for a snapshot.
 Not here: what a conversation is (`routing.state`), the store that routers share (`store`).
 """
@@ -22,6 +22,10 @@ MAX_CONVERSATIONS = 50_000
 """The latest ones: what is older is unlikely to come back, and the file lies in memory."""
 SLICE = 16
 """Conversations written at a stretch: little more than a tenth of a millisecond."""
+PERIOD_S = 0.5
+"""Often, since finding out what was seen meanwhile is a stretch that picks wait for."""
+LOOK = 500
+"""Keys looked at in one stretch."""
 PAUSE_S = 0.001
 """Between two slices, so that picks that wait come first, and not a slice after each of them."""
 SLACK = 5_000
@@ -38,7 +42,8 @@ class Snapshots:
         self._path = path
         self._state = state
         self._clock_s = clock_s
-        self._lines = 0
+        self._keys: list[ConversationKey] = []
+        """Whose lines the file has, from the first to the last."""
         self._saved_until_s = 0.0
         self._busy = asyncio.Lock()
 
@@ -55,31 +60,55 @@ class Snapshots:
             return 0
         return len(self._state.conversations)
 
+    async def run(self) -> None:
+        """Save for ever."""
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            await self.save()
+
     async def save(self) -> None:
         """Append what was seen since the last time; write the file anew when it holds too much that is old."""
         async with self._busy:
             began_s = self._clock_s()
-            if self._lines == 0 or self._lines > 1.3 * len(self._state.conversations) + SLACK:
-                await self._write_anew()
+            if not self._keys:
+                await self._write_anew(list(self._state.conversations)[-MAX_CONVERSATIONS:])
             else:
                 await self._append(seen_since(self._state, self._saved_until_s))
+                if len(self._keys) > 1.3 * len(self._state.conversations) + SLACK:
+                    await self._write_anew(await _latest(self._keys))
             self._saved_until_s = began_s
 
     async def _append(self, changed: list[ConversationKey]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
-            async for text, count in _slices(self._state, changed):
+            async for text, keys in _slices(self._state, changed):
                 file.write(text)
-                self._lines += count
+                self._keys += keys
 
-    async def _write_anew(self) -> None:
+    async def _write_anew(self, conversations: list[ConversationKey]) -> None:
         draft = self._path.with_name(f".{self._path.name}.new")
-        lines = 0
+        written: list[ConversationKey] = []
         with draft.open("w", encoding="utf-8") as file:
-            async for text in export_lines(self._state):
+            file.write(_header(self._state))
+            async for text, keys in _slices(self._state, conversations):
                 file.write(text)
-                lines += text.count("\n")
+                written += keys
         draft.replace(self._path)
-        self._lines = max(lines, 1)
+        self._keys = written
+
+
+async def _latest(keys: list[ConversationKey]) -> list[ConversationKey]:
+    """Each of them once, the latest first and no more than are kept.
+
+    Of a list of one's own: all that the state remembers cannot be looked at in pieces while it changes, and at once it
+    takes milliseconds.
+    """
+    latest: dict[ConversationKey, None] = {}
+    for at in range(len(keys), 0, -LOOK):
+        latest.update(dict.fromkeys(reversed(keys[max(0, at - LOOK) : at])))
+        if len(latest) >= MAX_CONVERSATIONS:
+            break
+        await asyncio.sleep(PAUSE_S)
+    return list(latest)[:MAX_CONVERSATIONS]
 
 
 def seen_since(state: RoutingState, since_s: float) -> list[ConversationKey]:
@@ -95,21 +124,25 @@ def seen_since(state: RoutingState, since_s: float) -> list[ConversationKey]:
 
 async def export_lines(state: RoutingState) -> AsyncIterator[str]:
     """Everything worth keeping, in pieces of whole lines; the event loop turns between them."""
+    yield _header(state)
+    async for text, _ in _slices(state, list(state.conversations)[-MAX_CONVERSATIONS:]):
+        yield text
+
+
+def _header(state: RoutingState) -> str:
     header = {
         "version": VERSION,
         "tokens_per_byte": state.tokens_per_byte,
         "residency_s": dict(state.residency_s),
     }
-    yield json.dumps(header) + "\n"
-    async for text, _ in _slices(state, list(state.conversations)[-MAX_CONVERSATIONS:]):
-        yield text
+    return json.dumps(header) + "\n"
 
 
-async def _slices(state: RoutingState, keys: list[ConversationKey]) -> AsyncIterator[tuple[str, int]]:
+async def _slices(state: RoutingState, keys: list[ConversationKey]) -> AsyncIterator[tuple[str, list[ConversationKey]]]:
     for at in range(0, len(keys), SLICE):
         # A conversation may be gone by the time that its turn comes.
-        records = [record for key in keys[at : at + SLICE] if (record := state.record(key)) is not None]
-        yield "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records), len(records)
+        records = {key: record for key in keys[at : at + SLICE] if (record := state.record(key)) is not None}
+        yield "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records.values()), list(records)
         await asyncio.sleep(PAUSE_S)
 
 

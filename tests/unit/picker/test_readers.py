@@ -377,6 +377,23 @@ async def test_a_snapshot_stays_as_small_as_what_it_remembers(tmp_path, monkeypa
     assert len((tmp_path / "homes").read_text().splitlines()) < 20
 
 
+async def test_a_file_written_anew_has_everybody_once_and_as_they_are_now(tmp_path, monkeypatch):
+    monkeypatch.setattr("sglpool.picker.snapshots.SLACK", 0)
+    monkeypatch.setattr("sglpool.picker.snapshots.LOOK", 7)
+    before = make_ledger(4, max_concurrent=1000)
+    snapshots = Snapshots(tmp_path / "homes", before.state, before.clock_s)
+    for number in (*range(40), *range(20), *range(10, 30), 5, 39):
+        before.clock_s.now_s += 1
+        before.pick(key(number), {})
+        await snapshots.save()
+    lines = [json.loads(text) for text in (tmp_path / "homes").read_text().splitlines()]
+    assert len(lines) <= 1.3 * 40 + 2
+    after = make_ledger(4)
+    assert Snapshots(tmp_path / "homes", after.state, before.clock_s).load() == 40
+    seen = {each: conversation.last_seen_s for each, conversation in before.state.conversations.items()}
+    assert {each: conversation.last_seen_s for each, conversation in after.state.conversations.items()} == seen
+
+
 async def test_half_a_snapshot_is_better_than_none(tmp_path):
     before, after = make_ledger(), make_ledger()
     for number in range(10):
