@@ -19,6 +19,7 @@ API_KEY = "planted-api-key-3f1c"
 HUB_TOKEN = "hf_plantedHubToken9d2e"
 STORE_PASSWORD = "planted-store-password-77aa"
 ENGINE_SECRET = "planted-engine-variable-5b5b"
+PROMETHEUS_TOKEN = "planted-prometheus-token-c0c0"
 
 
 def plant(kubectl: Kubectl, namespace: str, folder: Path) -> dict[str, str]:
@@ -30,6 +31,7 @@ def plant(kubectl: Kubectl, namespace: str, folder: Path) -> dict[str, str]:
         "hub": {"token": HUB_TOKEN},
         "store": {"password": STORE_PASSWORD},
         "engine": {"value": ENGINE_SECRET},
+        "prometheus": {"token": PROMETHEUS_TOKEN},
         "tls": {"tls.crt": (folder / "tls.crt").read_text(), "tls.key": key},
     }
     for name, data in contents.items():
@@ -41,6 +43,7 @@ def plant(kubectl: Kubectl, namespace: str, folder: Path) -> dict[str, str]:
         "token of the hub": HUB_TOKEN,
         "password of the store": STORE_PASSWORD,
         "variable of the engine": ENGINE_SECRET,
+        "token of the Prometheus": PROMETHEUS_TOKEN,
         "TLS key": key.splitlines()[1],
     }
     return planted | {f"{what}, encoded": base64.b64encode(value.encode()).decode() for what, value in planted.items()}

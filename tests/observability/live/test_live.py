@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tools.observability.__main__ import DASHBOARDS, PAGE
+from tools.observability.__main__ import DASHBOARDS, PAGE, main
 from tools.observability.draw import page_of
 from tools.observability.panels import Dashboard
 from tools.observability.query import Place, Series, get, series_of
@@ -67,6 +67,16 @@ def test_every_expression_of_every_panel_has_figures(dashboard: Dashboard, worke
     ]
     assert nameless == [], "a legend names a label that is not there"
     assert "no data" not in page
+
+
+def test_dashboards_can_be_drawn_from_the_command_line(worked: Place, tmp_path: Path):
+    where = ["--prometheus", worked.url, "--namespace", "default", "--pool", "watched"]
+    main(["draw", *where, "--minutes", "2", "--out", str(tmp_path / "pages")])
+    pages = {path.stem: path.read_text() for path in (tmp_path / "pages").iterdir()}
+    assert pages.keys() == {dashboard.uid for dashboard in DASHBOARDS}
+    for dashboard in DASHBOARDS:
+        charts = [panel for panel in dashboard.panels if panel.kind == "timeseries"]
+        assert pages[dashboard.uid].count("<svg") == len(charts)
 
 
 def test_figures_are_those_of_the_work(watched: Watched, worked: Place):

@@ -77,8 +77,14 @@ def test_no_secret_is_told_anywhere(watched: Watched, planted: Mapping[str, str]
     # A mistake of the user's makes processes talk.
     with pytest.raises((OSError, http.client.HTTPException)):
         urllib.request.urlopen(f"http://{address}:8000/v1/models", timeout=10)
-    watched.kubectl.run("annotate", "sglpool", watched.pool.name, "sglpool.io/rollout=nonsense")
-    watched.kubectl.run("annotate", "sglpool", watched.pool.name, "sglpool.io/rollout-")
+    watched.kubectl("annotate", "sglpool", watched.pool.name, "sglpool.io/rollout=nonsense")
+    watched.pool.wait_for("Ready", reason="RolloutUnknownWord")
+    watched.kubectl("annotate", "sglpool", watched.pool.name, "sglpool.io/rollout-")
+    # A Prometheus that is not there: whoever asks it with its token says so.
+    prometheus = {"url": "http://127.0.0.1:9", "tokenSecret": {"name": "prometheus", "key": "token"}}
+    autoscaling = watched.pool.manifest["spec"]["autoscaling"] | {"metrics": {"prometheus": prometheus}}
+    watched.pool.apply(autoscaling=autoscaling)
+    watched.pool.wait_for("ScalingActive", reason="ReplicasUnreadable")
 
     kept = dict(planted) | {"refused key": WRONG_KEY.split()[1]}
     places = [("answer to a wrong key", refusal), *told(watched)]
@@ -91,7 +97,7 @@ def test_the_search_finds_what_is_there(watched: Watched, planted: Mapping[str, 
     text = watched.kubectl("get", "secrets", "-o", "json")
     found = set(found_in(text, planted))
     assert {what for what in planted if what.endswith("encoded")} - found <= {"TLS key, encoded"}
-    assert len(planted) == 10
+    assert len(planted) == 12
 
 
 def test_lines_of_a_picker_name_its_pool(watched: Watched):
