@@ -80,6 +80,13 @@ class AnyHistory(RuleBasedStateMachine):
     def change_capacity(self, capacity, gpu_type):
         self.world.cluster.capacity[gpu_type] = capacity
 
+    @precondition(lambda self: any(not job["status"] for job in self.world.cluster.jobs.values()))
+    @rule(data=st.data())
+    def disrupt_a_test(self, data):
+        jobs = self.world.cluster.jobs
+        name = data.draw(st.sampled_from(sorted(name for name, job in jobs.items() if not job["status"])))
+        jobs[name]["status"] = {"conditions": [{"type": "Failed", "status": "True", "reason": "PodFailurePolicy"}]}
+
     @precondition(lambda self: self.world.pods())
     @rule(data=st.data(), what=st.sampled_from(["restart", "wedge", "lose"]))
     def fail(self, data, what):
