@@ -71,6 +71,7 @@ PROMPT = f"sglang:prompt_tokens_total{{{P}}}"
 FINISHED = f"sglang:num_requests_total{{{P}}}"
 RESYNC = "sglpool_last_resync_timestamp_seconds"
 LOADS = tuple(f'sglpool_router_load{{{P},pod="p-{n}"}}' for n in range(2))
+STORE_OF_A, STORE_OF_B = (f'sglpool_router_store_available{{{P},router="{name}"}}' for name in "ab")
 EVENNESS = f"sglpool_router_load_variance_to_mean{{{P}}}"
 
 CASES = (
@@ -188,6 +189,17 @@ CASES = (
         summary="The picker of pool ns/p is away or too slow.",
         series={UNPLACED: "0x60", ENVOY_TOTAL: "0+10x60", RESTARTS: "0+1x60"},
         quiet={"it was started again once": {RESTARTS: "0x20 1x40"}},
+    ),
+    Case(
+        alert="SglpoolStoreAway",
+        minute=30,
+        labels=OF_POOL,
+        summary="Routers of pool ns/p cannot use their store of homes.",
+        series={STORE_OF_A: "1x5 0x40", STORE_OF_B: "1x45"},
+        quiet={
+            "it answers": {STORE_OF_A: "1x45"},
+            "it was away for some minutes": {STORE_OF_A: "1x10 0x4 1x40"},
+        },
     ),
     Case(
         alert="SglpoolScalingBlocked",

@@ -138,7 +138,7 @@ _PICKER = Row(
         ),
         chart(
             "Store of homes",
-            "1 while it answers. 0 where there is one and it is away, or where none is configured.",
+            "1 while it answers, and where none is configured. 0: homes are neither learned nor changed.",
             "short",
             (f"min by (router) (sglpool_router_store_available{{{POOL}}})", "{{router}}"),
             top=1.0,
