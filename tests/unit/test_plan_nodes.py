@@ -68,9 +68,16 @@ LOST = observed_pod(0, ready=False)
 @pytest.mark.parametrize(
     ("pods", "nodes", "words"),
     [
-        pytest.param([LOST], away(NOW_S), "kimi-b200-0: node n is not ready; when it has not been for 60 s", id="away"),
-        pytest.param([LOST], away(NOW_S, deleted=True), "kimi-b200-0: node n is gone", id="gone"),
-        pytest.param([LOST, observed_pod(1, **ENDING)], away(NOW_S), "1 more replicas like it", id="two of them"),
+        pytest.param(
+            [LOST],
+            away(NOW_S),
+            "kimi-b200-0: node n is not ready. When it has not been for 60 s, its replicas come back on other nodes.",
+            id="away",
+        ),
+        pytest.param(
+            [LOST], away(NOW_S, deleted=True), "kimi-b200-0: node n is gone. Its replicas come back", id="gone"
+        ),
+        pytest.param([LOST, observed_pod(1, **ENDING)], away(NOW_S), "(and 1 more)", id="two of them"),
         pytest.param([LOST], {"n": node()}, None, id="a good node"),
         pytest.param([observed_pod(0)], away(NOW_S), None, id="the replica is ready all the same"),
         pytest.param([LOST], None, None, id="nodes cannot be read"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from sglpool.api.pool import Pool
 from sglpool.plan.drain import CAUSE_FEW_GPUS, Leave
 from sglpool.plan.observed import Observed, ObservedPod
-from sglpool.plan.problems import Problem
+from sglpool.plan.problems import Problem, and_more
 from sglpool.plan.steps import DeleteObject
 from sglpool.plan.surroundings import ObservedNode
 
@@ -75,9 +75,9 @@ def node_problem(pods: Iterable[ObservedPod], observed: Observed) -> Problem | N
     if not lost:
         return None
     pod, node = lost[0]
-    more = f", and {len(lost) - 1} more replicas like it" if len(lost) > 1 else ""
-    state = "is gone" if node.deleted else f"is not ready; when it has not been for {LOST_S:.0f} s"
-    return Problem("NodeLost", f"{pod.name}: node {node.name} {state}, the replica comes back on another one{more}.")
+    state = "is gone. Its" if node.deleted else f"is not ready. When it has not been for {LOST_S:.0f} s, its"
+    words = f"{pod.name}: node {node.name} {state} replicas come back on other nodes{and_more(len(lost))}."
+    return Problem("NodeLost", words)
 
 
 def without_lost_tests(observed: Observed, *, now_s: float) -> Observed:

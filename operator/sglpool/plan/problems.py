@@ -44,7 +44,7 @@ def pod_problem(pool: Pool, pods: Iterable[ObservedPod], *, now_s: float) -> Pro
         found = [(pod, message) for pod in broken if (message := check(pool, pod, now_s))]
         if found:
             pod, message = found[0]
-            return Problem(reason, f"{pod.name}: {message}{_more(len(found))}")
+            return Problem(reason, f"{pod.name}: {message}{and_more(len(found))}")
     return None
 
 
@@ -89,7 +89,7 @@ def schedule_problem(pods: Iterable[ObservedPod]) -> Problem | None:
     pod = waiting[0]
     gpus, gpu_type = pod.gpus, pod.gpu_type
     words = pod.unschedulable
-    more = _more(len(waiting))
+    more = and_more(len(waiting))
     if "Insufficient nvidia.com/gpu" in words:
         return Problem(
             "InsufficientGPU",
@@ -158,5 +158,6 @@ _CHAIN: tuple[tuple[str, Callable[[Pool, ObservedPod, float], str]], ...] = (
 """Reasons with their checks; a check returns its message, or nothing when the pod has no such trouble."""
 
 
-def _more(count: int) -> str:
+def and_more(count: int) -> str:
+    """How many others a message is about, for its end; empty for one alone."""
     return f" (and {count - 1} more)" if count > 1 else ""
