@@ -1,8 +1,9 @@
 """The router's price: CPU per request and per chunk beside SMG and Envoy alone, the time of a decision, memory.
 
-Router processes have one core, engines and clients another. Each round starts every router anew, in reverse order every
-other time; a ratio is that of the two routers within one round, and the median of the rounds is shown. CPU is user and
-system time of all of a router's processes: it says the same on a busy machine, where answer times do not.
+Router processes have one core, engines and clients another. Each round starts every router anew, all of them side by
+side; then one after the other gets the same load for a second or two, in reverse order every other time. A ratio is
+that of two routers' turns that follow each other, and the median of all turns of all rounds is shown. CPU is what all
+of a router's threads ran for: it says nearly the same on a busy machine, where answer times do not.
 Run it with `python -m benchmarks.router`, on a machine that does nothing else.
 """
 
@@ -14,7 +15,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -32,7 +34,7 @@ from benchmarks.router_peers import (
     run_load,
     small_body,
 )
-from benchmarks.router_variants import Router, Variant, envoy_alone, smg_sticky, smg_venv
+from benchmarks.router_variants import MEMORY, Router, Variant, envoy_alone, smg_sticky, smg_venv
 
 from sglpool.sandbox.binaries import cache_root
 
@@ -43,6 +45,10 @@ SMALL, LARGE, CHUNKS, PACED, KEYLESS = "small", "large", "chunks", "paced", "key
 MAX_LARGE, MAX_SMALL, MAX_CHUNK = 0.35, 1.2, 1.25
 MAX_DECISION_MS = 1.0
 MAX_PICKER_MIB = 80.0
+WARM_S = 0.5
+STREAM_WARM_S, STREAM_TAIL_S = 1.0, 0.5
+CHUNKS_PER_S = 50
+"""Of each stream (router_worker.c)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +56,8 @@ class Settings:
     """What the command line decides.
 
     Attributes:
-        rounds: How often every router is measured.
+        rounds: How often every router is started.
+        turns: How often each is measured then.
         seconds: Length of each load.
         decision_rounds: How often the picker's decisions are measured.
         decision_s: Length of that.
@@ -60,6 +67,7 @@ class Settings:
     """
 
     rounds: int
+    turns: int
     seconds: float
     decision_rounds: int
     decision_s: float
@@ -68,8 +76,8 @@ class Settings:
     decisions_per_s: int = 2_000
 
 
-FULL = Settings(rounds=5, seconds=3.0, decision_rounds=3, decision_s=15.0)
-QUICK = Settings(rounds=1, seconds=1.0, decision_rounds=1, decision_s=3.0, conversations=2_000)
+FULL = Settings(rounds=3, turns=5, seconds=1.5, decision_rounds=3, decision_s=15.0)
+QUICK = Settings(rounds=1, turns=1, seconds=1.0, decision_rounds=1, decision_s=3.0, conversations=2_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,41 +98,46 @@ class Measured:
         return sum(self.cpu_us.values())
 
 
-Round = Mapping[str, Mapping[str, Measured]]
+Turn = Mapping[str, Mapping[str, Measured]]
 """By router, then by load."""
 
 
 def loads(settings: Settings) -> dict[str, Load]:
     """What every router is given."""
-    whole = partial(Load, sessions=1024, seconds=settings.seconds)
-    stream = chat_request(small_body(stream=True, max_tokens=int(50 * settings.seconds) + 150))
+    whole = partial(Load, sessions=1024, seconds=settings.seconds, warm_s=WARM_S)
+    # No stream ends while it is measured, and all do soon after.
+    tokens = round(CHUNKS_PER_S * (STREAM_WARM_S + settings.seconds + STREAM_TAIL_S))
+    stream = chat_request(small_body(stream=True, max_tokens=tokens))
     return {
         SMALL: whole(request=chat_request(small_body()), connections=32),
         LARGE: whole(request=chat_request(large_body()), connections=8),
-        CHUNKS: whole(request=stream, connections=200, urgent=True),
+        CHUNKS: whole(request=stream, connections=200, urgent=True, warm_s=STREAM_WARM_S),
         PACED: whole(request=chat_request(small_body()), connections=32, rate=200, urgent=True),
     }
 
 
-def measure_round(settings: Settings, cache: Path, number: int) -> dict[str, dict[str, Measured]]:
-    """Every load on every router, once."""
+def measure_round(settings: Settings, cache: Path) -> list[Turn]:
+    """Every load on every router, so many times."""
     variants: dict[str, Variant] = {
         ENVOY: envoy_alone,
         SMG: partial(smg_sticky, venv=smg_venv(cache)),
         OWN: own_router,
     }
-    found: dict[str, dict[str, Measured]] = {}
-    with engines(cache, ENGINES) as peers:
-        for name in list(variants)[:: -1 if number % 2 else 1]:
-            wanted = loads(settings)
-            if name == OWN:
-                keyless = chat_request(large_body(), session=False)
-                wanted[KEYLESS] = Load(request=keyless, connections=8, sessions=1024, seconds=settings.seconds)
-            with (
-                tempfile.TemporaryDirectory(prefix="router-") as folder,
-                variants[name](Path(folder), peers.addresses) as own,
-            ):
-                found[name] = {what: _measure(cache, own, load, peers.pid) for what, load in wanted.items()}
+    with engines(cache, ENGINES) as peers, ExitStack() as stack:
+        routers = {}
+        for name, variant in variants.items():
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="router-", dir=MEMORY)))
+            routers[name] = stack.enter_context(variant(folder, peers.addresses))
+        return [_measure_turn(settings, cache, routers, peers.pid, turn) for turn in range(settings.turns)]
+
+
+def _measure_turn(settings: Settings, cache: Path, routers: Mapping[str, Router], engines_pid: int, turn: int) -> Turn:
+    found: dict[str, dict[str, Measured]] = {name: {} for name in routers}
+    for what, load in loads(settings).items():
+        for name in list(routers)[:: -1 if turn % 2 else 1]:
+            found[name][what] = _measure(cache, routers[name], load, engines_pid)
+    keyless = replace(loads(settings)[LARGE], request=chat_request(large_body(), session=False))
+    found[OWN][KEYLESS] = _measure(cache, routers[OWN], keyless, engines_pid)
     return found
 
 
@@ -147,62 +160,62 @@ def _decisions(router: Router) -> float:
 # --- figures ---------------------------------------------------------------------------------------------------------
 
 
-def rows(settings: Settings, rounds: Sequence[Round], decided: Sequence[Decided], floors: Sequence[float]) -> list[Row]:
+def rows(settings: Settings, turns: Sequence[Turn], decided: Sequence[Decided], floors: Sequence[float]) -> list[Row]:
     """The figures, with goals where there are any."""
     return [
-        *_ratio("400 KB request", LARGE, rounds, SMG, MAX_LARGE),
-        *_ratio("small request", SMALL, rounds, SMG, MAX_SMALL),
-        *_ratio("SSE chunk", CHUNKS, rounds, ENVOY, MAX_CHUNK),
+        *_ratio("400 KB request", LARGE, turns, SMG, MAX_LARGE),
+        *_ratio("small request", SMALL, turns, SMG, MAX_SMALL),
+        *_ratio("SSE chunk", CHUNKS, turns, ENVOY, MAX_CHUNK),
         *_decision_rows(settings, decided, floors),
-        _cpu("SSE chunk, CPU of the router", CHUNKS, rounds, SMG),
-        _cpu("400 KB request, CPU of the router", LARGE, rounds, ENVOY),
-        _cpu("small request, CPU of the router", SMALL, rounds, ENVOY),
+        _cpu("SSE chunk, CPU of the router", CHUNKS, turns, SMG),
+        _cpu("400 KB request, CPU of the router", LARGE, turns, ENVOY),
+        _cpu("small request, CPU of the router", SMALL, turns, ENVOY),
         Row(
             figure="400 KB request without any key, read by Envoy for its fingerprint, CPU",
-            value=_median(rounds, lambda each: each[OWN][KEYLESS].total_us),
+            value=_median(turns, lambda each: each[OWN][KEYLESS].total_us),
             unit="us",
             peer="with a key",
-            peer_value=_median(rounds, lambda each: each[OWN][LARGE].total_us),
+            peer_value=_median(turns, lambda each: each[OWN][LARGE].total_us),
         ),
-        _answer_time(rounds, SMG),
-        _answer_time(rounds, ENVOY),
+        _answer_time(turns, SMG),
+        _answer_time(turns, ENVOY),
         Row(
             figure="SSE chunk, engine to client, median",
-            value=_median(rounds, lambda each: each[OWN][CHUNKS].loaded.chunk_p50_us),
+            value=_median(turns, lambda each: each[OWN][CHUNKS].loaded.chunk_p50_us),
             unit="us",
             peer=ENVOY,
-            peer_value=_median(rounds, lambda each: each[ENVOY][CHUNKS].loaded.chunk_p50_us),
+            peer_value=_median(turns, lambda each: each[ENVOY][CHUNKS].loaded.chunk_p50_us),
         ),
     ]
 
 
-def _ratio(figure: str, load: str, rounds: Sequence[Round], peer: str, goal: float) -> list[Row]:
+def _ratio(figure: str, load: str, turns: Sequence[Turn], peer: str, goal: float) -> list[Row]:
     """The ratio that has a goal, then its two sides, and how much of ours is the picker's."""
-    ratio = _median(rounds, lambda each: each[OWN][load].total_us / each[peer][load].total_us)
+    ratio = _median(turns, lambda each: each[OWN][load].total_us / each[peer][load].total_us)
     return [
         Row(figure=f"{figure}, CPU, times that of {peer}", value=ratio, unit="x", goal=goal),
-        _cpu(f"{figure}, CPU of the router", load, rounds, peer),
+        _cpu(f"{figure}, CPU of the router", load, turns, peer),
         Row(
             figure=f"{figure}, CPU of the picker in it",
-            value=_median(rounds, lambda each: each[OWN][load].cpu_us["picker"]),
+            value=_median(turns, lambda each: each[OWN][load].cpu_us["picker"]),
             unit="us",
         ),
     ]
 
 
-def _cpu(figure: str, load: str, rounds: Sequence[Round], peer: str) -> Row:
-    own = _median(rounds, lambda each: each[OWN][load].total_us)
-    other = _median(rounds, lambda each: each[peer][load].total_us)
+def _cpu(figure: str, load: str, turns: Sequence[Turn], peer: str) -> Row:
+    own = _median(turns, lambda each: each[OWN][load].total_us)
+    other = _median(turns, lambda each: each[peer][load].total_us)
     return Row(figure=figure, value=own, unit="us", peer=peer, peer_value=other)
 
 
-def _answer_time(rounds: Sequence[Round], peer: str) -> Row:
+def _answer_time(turns: Sequence[Turn], peer: str) -> Row:
     return Row(
         figure="small request, 200 a second, median of the answer time",
-        value=_median(rounds, lambda each: each[OWN][PACED].loaded.p50_us),
+        value=_median(turns, lambda each: each[OWN][PACED].loaded.p50_us),
         unit="us",
         peer=peer,
-        peer_value=_median(rounds, lambda each: each[peer][PACED].loaded.p50_us),
+        peer_value=_median(turns, lambda each: each[peer][PACED].loaded.p50_us),
     )
 
 
@@ -233,16 +246,16 @@ def _decision_rows(settings: Settings, decided: Sequence[Decided], floors: Seque
     ]
 
 
-def _median(rounds: Sequence[Round], value: Callable[[Round], float]) -> float:
-    return median(value(each) for each in rounds)
+def _median(turns: Sequence[Turn], value: Callable[[Turn], float]) -> float:
+    return median(value(each) for each in turns)
 
 
 def measure(settings: Settings, cache: Path) -> list[Row]:
     """Measure everything, and leave nothing behind but what was compiled and installed."""
-    rounds = []
+    turns: list[Turn] = []
     for number in range(settings.rounds):
         _say(f"round {number + 1} of {settings.rounds}")
-        rounds.append(measure_round(settings, cache, number))
+        turns += measure_round(settings, cache)
     _say("decisions")
     decided, floors = [], []
     for _ in range(settings.decision_rounds):
@@ -255,7 +268,7 @@ def measure(settings: Settings, cache: Path) -> list[Row]:
         )
         decided.append(one)
         floors.append(floor_ms)
-    return rows(settings, rounds, decided, floors)
+    return rows(settings, turns, decided, floors)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -268,7 +281,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = measure(settings, cache_root(os.environ) / "bench")
     show("sglpool's router on one core", found)
     if options.out or not options.quick:
-        values = {"rounds": settings.rounds, "seconds": settings.seconds, "decisionSeconds": settings.decision_s}
+        values = {
+            "rounds": settings.rounds,
+            "turns": settings.turns,
+            "seconds": settings.seconds,
+            "decisionSeconds": settings.decision_s,
+        }
         write_results(options.out or RESULTS / "router.json", benchmark="router", settings=values, rows=found)
 
 

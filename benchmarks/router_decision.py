@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.router_own import own_router
 from benchmarks.router_peers import MARK, BenchmarkError, Load, Loaded, engines, run_load
-from benchmarks.router_variants import await_socket, started
+from benchmarks.router_variants import MEMORY, await_socket, started
 
 from sglpool.routing import pickerconfig as names
 
@@ -58,7 +58,7 @@ def decide(cache: Path, *, replicas: int, conversations: int, rate: int, seconds
         # Every conversation is asked about once before it counts.
         warm_s=1.25 * conversations / rate + 2,
     )
-    with engines(cache, replicas) as peers, tempfile.TemporaryDirectory(prefix="router-") as name:
+    with engines(cache, replicas) as peers, tempfile.TemporaryDirectory(prefix="router-", dir=MEMORY) as name:
         folder = Path(name)
         with own_router(folder, peers.addresses) as router:
             reported = replace(load, access_log=folder / names.ACCESS_LOG, hold_s=HOLD_S)
@@ -82,7 +82,7 @@ def decide(cache: Path, *, replicas: int, conversations: int, rate: int, seconds
 
 
 def _floor(cache: Path, load: Load) -> Loaded:
-    with tempfile.TemporaryDirectory(prefix="router-") as name:
+    with tempfile.TemporaryDirectory(prefix="router-", dir=MEMORY) as name:
         folder = Path(name)
         path = folder / names.AUTHZ_SOCKET
         with started("floor", [sys.executable, "-m", "benchmarks.router_floor", str(path)], folder) as floor:
