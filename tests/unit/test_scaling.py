@@ -106,6 +106,14 @@ class TestJumps:
         assert (second.total, second.reason, second.look_again) == (11, Reason.LOAD_ABOVE_TARGET, False)
         assert "96 requests in flight (mean of 2 readings after a jump) need 107 places" in second.message
 
+    def test_growth_by_the_mean_is_completed_within_seconds_too(self) -> None:
+        pool = self.jump(60.0, 180.0, 8)
+        first = pool.tick()
+        assert (first.total, first.look_again) == (10, True)
+        pool.now_s += 3.0 - TICK_S
+        # As many as may start in half a cold start: four.
+        assert pool.tick().total == 12
+
     def test_one_reading_is_chance(self) -> None:
         pool = self.jump(48.0, 96.0, 8)
         assert pool.tick().look_again

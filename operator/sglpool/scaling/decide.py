@@ -141,10 +141,10 @@ def _why_grow(now: _Situation, move: Move) -> Reason:
     return Reason.REQUESTS_WAITING if now.asked.urgent else Reason.LOAD_ABOVE_TARGET
 
 
-def _suspects(now: _Situation, move: Move) -> bool:
+def _suspects(now: _Situation) -> bool:
     """Whether the last reading alone, if it is no chance, asks for more than there is."""
     beyond = now.reading.demand / demand.HEAD_ROOM > GROW_ABOVE * now.capacity
-    return beyond and not move.changed and demand.may_have_jumped(now.memory)
+    return beyond and demand.may_have_jumped(now.memory)
 
 
 def _why_not_shrink(now: _Situation) -> Reason | None:
@@ -220,7 +220,7 @@ def _answer(now: _Situation, reason: Reason, move: Move, memory: Memory) -> tupl
         message=text.decided(reason, now.found, now.asked, demand.peak(now.memory), move.wanted),
         inputs=text.figures(now.found, now.reading, now.asked, now.memory),
         valid=True,
-        look_again=_suspects(now, move),
+        look_again=_suspects(now),
     )
     # Helpers are counted up to what there is: the bounds and the user may have taken them.
     spilled = {name: min(count, move.wanted[name]) for name, count in memory.spilled.items() if move.wanted.get(name)}
