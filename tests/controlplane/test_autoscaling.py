@@ -8,6 +8,7 @@ import pytest
 
 from support.operator_process import OperatorProcess
 from support.pool_on_cluster import ClusterPool, PoolMaker
+from support.router_state import RouterState
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(240)]
@@ -60,6 +61,45 @@ def test_a_prometheus_that_is_down_holds_the_size_and_is_named(make_pool: PoolMa
     condition = pool.wait_for("ScalingActive", reason="ReplicasUnreadable")
     assert "Prometheus http://127.0.0.1:1 cannot be asked" in condition["message"]
     assert pool.statefulset()["spec"]["replicas"] == 1
+
+
+@pytest.mark.timeout(400)
+def test_a_restart_amid_growth_neither_grows_again_nor_shrinks(make_pool: PoolMaker, operator: OperatorProcess) -> None:
+    pool = make_pool(
+        autoscaling={"minReplicas": 2, "maxReplicas": 12},
+        gpus=[{"type": "B200", "targetRunningRequests": 5}],
+        router={"replicas": 1},
+    )
+    wait_until(lambda: len(pool.pods()) == 2, timeout_s=60, describe="2 replicas")
+    with RouterState(pool, "127.94.0.1") as router:
+        router.says(9)
+        pool.wait_for("ScalingActive", reason="ValidMetrics", timeout_s=4 * TICK_S)
+        assert pool.statefulset()["spec"]["replicas"] == 2
+
+        router.says(24)
+        grown = 6  # 24 / 0.9 = 26.7 places
+        wait_until(lambda: pool.statefulset()["spec"]["replicas"] == grown, timeout_s=4 * TICK_S, describe="it grows")
+        operator.kill()
+        wait_until(lambda: len(pool.pods()) == grown, timeout_s=30, describe="the pods follow")
+        router.says(24)
+        asked = router.asked
+        operator.start()
+        # The first decision rests on one reading, those after it on what came since.
+        wait_until(lambda: router.asked >= asked + 3, timeout_s=5 * TICK_S, describe="it is read three times")
+        wait_until(lambda: scaling(pool)["desired"] == grown, timeout_s=30, describe="the growth is told")
+        assert pool.statefulset()["spec"]["replicas"] == grown
+        told = [(c["from"], c["to"]) for c in scaling(pool)["history"]]
+        assert (told[0][1], told[-1][0]) == (grown, 2), told
+        assert all(before < after for before, after in told)
+        scaled = scaling(pool)["lastScaleTime"]
+
+        router.says(0)
+        asked = router.asked
+        wait_until(lambda: router.asked >= asked + 3, timeout_s=5 * TICK_S, describe="it is read without load")
+        assert pool.statefulset()["spec"]["replicas"] == grown, "nothing shrinks before a window is full"
+        assert not pool.events().get("DrainStarted")
+        assert scaling(pool)["lastScaleTime"] == scaled
+        assert [(c["from"], c["to"]) for c in scaling(pool)["history"]] == told
 
 
 def test_a_tick_without_a_change_writes_nothing(make_pool: PoolMaker) -> None:
