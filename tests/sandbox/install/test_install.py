@@ -68,6 +68,12 @@ def operator_pod(cluster: EmptyCluster, namespace: str) -> dict[str, Any]:
     return dict(pod)
 
 
+def holder(cluster: EmptyCluster, namespace: str) -> str:
+    """The pod that holds the Lease, empty if nobody does."""
+    lease = cluster.kubectl.json("get", "lease", "sglpool-operator", "-n", namespace)
+    return str(lease["spec"]["holderIdentity"]).rpartition("-")[0]
+
+
 def check_itself(helm: Helm, namespace: str) -> str:
     """What `helm test` prints; the pod's log is on standard error."""
     done = helm.run("test", "sglpool", "-n", namespace)
@@ -137,8 +143,7 @@ def test_in_some_namespaces_with_a_lease_and_its_own_gpu_labels(
     helm("install", "sglpool", CHART, "-n", namespace, "-f", values, *WAIT)
 
     assert not kubectl.json("get", "clusterroles", "-l", "app.kubernetes.io/part-of=sglpool")["items"]
-    lease = kubectl.json("get", "lease", "sglpool-operator", "-n", namespace)
-    assert lease["spec"]["holderIdentity"].startswith("sglpool-")
+    assert holder(cluster, namespace).startswith("sglpool-")
     pool = ClusterPool(kubectl, team, small_pool("p"))
     pool.apply()
     pool.wait_ready(120)
@@ -149,15 +154,18 @@ def test_in_some_namespaces_with_a_lease_and_its_own_gpu_labels(
     assert log.count("is ready: ok") == 2
     assert "nodes may not be read" in log
 
+    # An upgrade replaces both; the new ones are ready as they stand by, or it would never end.
+    helm("upgrade", "sglpool", CHART, "-n", namespace, "-f", values, "--set", "operator.workers=4", *WAIT)
+
     # The leader goes; the other takes over at once, and the first one's place is filled.
-    leader = lease["spec"]["holderIdentity"].rpartition("-")[0]
+    leader = wait_until(lambda: holder(cluster, namespace), timeout_s=60, describe="somebody holds the Lease")
     kubectl("delete", "pod", leader, "-n", namespace, "--wait=false")
 
-    def taken_over() -> bool:
-        holder = kubectl.json("get", "lease", "sglpool-operator", "-n", namespace)["spec"]["holderIdentity"]
-        return holder != "" and not holder.startswith(leader)
-
-    wait_until(taken_over, timeout_s=60, describe="the other replica holds the Lease")
+    wait_until(
+        lambda: holder(cluster, namespace) not in ("", leader),
+        timeout_s=60,
+        describe="the other replica holds the Lease",
+    )
     pool.apply(replicas=0)
     pool.wait_for("Ready", reason="Parked")
     kubectl("delete", "sglpool", "p", "-n", team)
@@ -178,13 +186,16 @@ def test_what_is_wrong_is_found_by_helm_test(cluster: EmptyCluster, release: tup
     assert "list inferencepools.sglpool.io in all namespaces" in log
 
 
-def test_without_helm(cluster: EmptyCluster) -> None:
-    """The commands at the head of the manifests, and their way back."""
+def test_without_helm_and_then_with_it(cluster: EmptyCluster, release: tuple[Helm, str]) -> None:
+    """The commands at the head of the manifests, their way back, and the CRD in the hands of a release."""
     kubectl, root = cluster.kubectl, CHART.parents[1]
+    helm, namespace = release
     files = ("-f", str(root / "manifests/install/"))
     kubectl("apply", "--server-side", "-f", str(root / "crds/"), *files)
     kubectl("rollout", "status", "deployment/sglpool", "-n", "sglpool-system", "--timeout=90s", timeout_s=100)
     kubectl("apply", "--server-side", "-f", str(root / "crds/"), *files)
     kubectl("delete", *files, timeout_s=120)
     assert kubectl.json("get", "crd", CRD)["metadata"]["name"] == CRD
-    kubectl("delete", "crd", CRD)
+
+    helm("install", "sglpool", CHART, "-n", namespace, "--take-ownership", "--force-conflicts", *WAIT)
+    assert kubectl.json("get", "crd", CRD)["metadata"]["annotations"]["meta.helm.sh/release-namespace"] == namespace
