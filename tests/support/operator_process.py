@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -12,21 +13,29 @@ from support.waiting import wait_until
 
 
 class OperatorProcess:
-    """One `sglpool operator`, with its log in a file."""
+    """One `sglpool operator`, with its log in a file.
 
-    def __init__(self, kubeconfig: Path, log: Path, *arguments: str) -> None:
+    Args:
+        kubeconfig: The cluster.
+        log: Where its output goes.
+        arguments: What its command line has besides.
+        source: Folder with another version's package.
+    """
+
+    def __init__(self, kubeconfig: Path, log: Path, *arguments: str, source: Path | None = None) -> None:
         self._arguments = [
             sys.executable, "-m", "sglpool", "operator",
             "--kubeconfig", str(kubeconfig), "--bind", "127.0.0.1:0", *arguments,
         ]  # fmt: skip
         self.log = log
+        self._environ = {**os.environ, "PYTHONPATH": str(source)} if source else None
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, timeout_s: float = 30, *, until: str = "/readyz") -> None:
         """Start it and wait until an endpoint answers 200; /readyz does when the first full listing is done."""
         begin = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as out:
-            self._process = subprocess.Popen(self._arguments, stdout=out, stderr=subprocess.STDOUT)
+            self._process = subprocess.Popen(self._arguments, stdout=out, stderr=subprocess.STDOUT, env=self._environ)
         wait_until(lambda: self._answers(until, begin), timeout_s=timeout_s, describe=self._tail)
 
     def stop(self, timeout_s: float = 20) -> None:
