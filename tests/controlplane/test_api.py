@@ -161,7 +161,10 @@ def test_the_chart_carries_the_crd_and_keeps_it(kubectl: Kubectl) -> None:
         return done.stdout
 
     (crd,) = (m for m in yaml.safe_load_all(template()) if m and m["kind"] == "CustomResourceDefinition")
-    assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert crd["metadata"].pop("annotations") == {
+        "helm.sh/resource-policy": "keep",
+        "argocd.argoproj.io/sync-options": "Delete=false,Prune=false",
+    }
     assert crd == build_crd()
     kubectl("apply", "--server-side", "--dry-run=server", "--force-conflicts", "-f", "-", input=to_yaml([crd]))
     assert "resource-policy" not in template("--set", "crds.keep=false")

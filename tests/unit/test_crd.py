@@ -45,7 +45,10 @@ def test_the_chart_holds_the_same_crd() -> None:
     plain = re.sub(r"^ *\{\{.*\}\}\n", "", chart_text(), flags=re.MULTILINE)
     templated = yaml.safe_load(plain)
 
-    assert templated["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert templated["metadata"].pop("annotations") == {
+        "helm.sh/resource-policy": "keep",
+        "argocd.argoproj.io/sync-options": "Delete=false,Prune=false",
+    }
     assert templated == yaml.safe_load(crd_text())
 
 

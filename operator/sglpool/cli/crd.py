@@ -13,7 +13,9 @@ _NAME_LINE = "  name: inferencepools.sglpool.io\n"
 _KEEP = """\
   {{- if .Values.crds.keep }}
   annotations:
+    # Helm's word for it, and Argo CD's.
     helm.sh/resource-policy: keep
+    argocd.argoproj.io/sync-options: Delete=false,Prune=false
   {{- end }}
 """
 
@@ -24,7 +26,7 @@ def crd_text() -> str:
 
 
 def chart_text() -> str:
-    """The CRD as a template: installed when `crds.install`, kept at uninstall when `crds.keep`.
+    """The CRD as a template: installed when `crds.install`, kept by Helm and Argo CD when `crds.keep`.
 
     A chart's `crds/` folder would be installed once and never upgraded; a template is upgraded with the chart.
 
