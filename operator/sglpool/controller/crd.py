@@ -17,6 +17,7 @@ _LOG = logging.getLogger(__name__)
 
 MOST_SHOWN = 5
 LOOK_S = 60.0
+FIRST_PAUSE_S = 2.0
 
 
 class ServedCRD:
@@ -33,12 +34,17 @@ class ServedCRD:
         self._missing: list[str] | None = None
 
     async def run_for_ever(self, *, period_s: float = LOOK_S) -> None:
-        """Look now, and again until nothing is missing: a CRD only becomes newer."""
+        """Look now, and again until nothing is missing: a CRD only becomes newer.
+
+        The schema is published a moment after the CRD was created, so the first looks follow soon.
+        """
+        pause_s = min(FIRST_PAUSE_S, period_s)
         while True:
             await self.look()
             if self._missing == []:
                 return
-            await asyncio.sleep(period_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, period_s)
 
     async def look(self) -> None:
         """Read the schema, and say what has changed. Where nobody says, nothing is said."""
