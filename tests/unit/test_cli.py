@@ -302,3 +302,23 @@ def test_json_logs_have_the_pool_as_a_field(
     logging.getLogger("sglpool.x").info(said)
     entry = json.loads(capsys.readouterr().err)
     assert (entry.get("pool"), entry["message"]) == (pool, message)
+
+
+def test_gpu_types_of_an_installation_are_planned_with(tmp_path: Path) -> None:
+    file = tmp_path / "types.yaml"
+    file.write_text("B200: {node_label_key: example.com/gpu, node_label_values: [b200-sxm]}\n")
+    manifests = run("plan", "-f", str(SAMPLE), "-o", "yaml", "--gpu-types", str(file)).stdout
+    assert "example.com/gpu" in manifests
+    assert "b200-sxm" in manifests
+
+    file.write_text("B200: {node_labels: [x]}\n")
+    refused = run("plan", "-f", str(SAMPLE), "--gpu-types", str(file))
+    assert refused.exit_code == 2
+    assert f"--gpu-types {file}: GPU type B200: unknown key node_labels" in refused.stderr
+
+
+def test_a_file_of_gpu_types_that_cannot_be_used_ends_the_operator_with_one_line(tmp_path: Path) -> None:
+    refused = run("operator", "--gpu-types", str(tmp_path / "none.yaml"))
+    assert refused.exit_code == 2
+    assert "--gpu-types" in refused.stderr
+    assert "No such file" in refused.stderr

@@ -102,6 +102,10 @@ def plan(
             help="table: the memory arithmetic for people. json: the figures (docs/plan-json.md). yaml: the manifests.",
         ),
     ] = PlanFormat.TABLE,
+    gpu_types: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="YAML with GPU types, as the operator's option of that name."),
+    ] = None,
 ) -> None:
     """Show whether pools fit, how, and what they become; no cluster needed.
 
@@ -110,7 +114,7 @@ def plan(
     """
     from sglpool.cli.plan import run_plan
 
-    raise typer.Exit(run_plan(files, output))
+    raise typer.Exit(run_plan(files, output, gpu_types))
 
 
 @app.command(epilog="Runs until SIGTERM or Ctrl-C. Example: sglpool operator --kubeconfig ~/.kube/config --resync 10m")

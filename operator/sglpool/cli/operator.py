@@ -8,12 +8,9 @@ import logging
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-
-import yaml
 
 from sglpool.api.quantity import parse_duration_s
-from sglpool.catalog import Catalog, CatalogDataError, load_catalog
+from sglpool.cli.gpufile import BadGPUTypes, catalog_with
 from sglpool.cli.logs import set_up_logging
 from sglpool.controller.app import MissingCRD, OperatorOptions, own_namespace, run_operator
 from sglpool.controller.check import Finding
@@ -124,6 +121,10 @@ def options_of(arguments: OperatorArguments) -> OperatorOptions:
         raise BadArgument(f"--resync {arguments.resync} is no time at all: write for example 5m")
     if not 1 <= arguments.clock_speed <= 1000:
         raise BadArgument(f"--clock-speed {arguments.clock_speed:g} is not from 1 to 1000")
+    try:
+        catalog = catalog_with(arguments.gpu_types)
+    except BadGPUTypes as error:
+        raise BadArgument(str(error)) from None
     return OperatorOptions(
         kubeconfig=arguments.kubeconfig,
         namespaces=arguments.namespaces,
@@ -133,23 +134,8 @@ def options_of(arguments: OperatorArguments) -> OperatorOptions:
         leader_election=arguments.leader_elect,
         resync_period_s=resync_s,
         clock_speed=arguments.clock_speed,
-        catalog=catalog_with(arguments.gpu_types),
+        catalog=catalog,
     )
-
-
-def catalog_with(gpu_types: str | None) -> Catalog:
-    """The catalogue, with the GPU types of a YAML file of the form `B200: {node_label_values: [...]}`.
-
-    Raises:
-        BadArgument: The file cannot be used; the message names the type and the key.
-    """
-    if gpu_types is None:
-        return load_catalog()
-    try:
-        content = yaml.safe_load(Path(gpu_types).read_text(encoding="utf-8")) or {}
-        return load_catalog().with_overrides(content)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, CatalogDataError) as error:
-        raise BadArgument(f"--gpu-types {gpu_types}: {' '.join(str(error).split())}") from None
 
 
 def _parse_bind(bind: str) -> tuple[str, int]:

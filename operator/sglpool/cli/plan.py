@@ -9,25 +9,32 @@ from collections.abc import Sequence
 
 from sglpool.api.base import Manifest
 from sglpool.api.validate import InvalidPool, Problem, load_pool
-from sglpool.catalog import load_catalog
+from sglpool.catalog import Catalog
 from sglpool.cli import plan_json
 from sglpool.cli.files import Document, UnreadableFile, read_documents
+from sglpool.cli.gpufile import BadGPUTypes, catalog_with
 from sglpool.cli.planned import Invalid, Planned
 
 FEASIBLE, INFEASIBLE, INVALID = 0, 1, 2
 
 
-def run_plan(files: Sequence[str], output: str) -> int:
+def run_plan(files: Sequence[str], output: str, gpu_types: str | None = None) -> int:
     """Print the plan of every pool in some files.
 
     Args:
         files: Paths, `-` for standard input.
         output: `table`, `json` or `yaml`.
+        gpu_types: Path of a file with GPU types, None for those of the catalogue alone.
 
     Returns:
         The exit code: 0 every pool fits, 1 one does not, 2 an input is invalid.
     """
-    results = [result for path in files for result in _plan_file(path)]
+    try:
+        catalog = catalog_with(gpu_types)
+    except BadGPUTypes as error:
+        print(f"sglpool plan: {error}", file=sys.stderr)
+        return INVALID
+    results = [result for path in files for result in _plan_file(path, catalog)]
     if output == "json":
         documents = [plan_json.to_json(result) for result in results]
         print(json.dumps(documents if len(documents) > 1 else documents[0], indent=2))
@@ -44,20 +51,20 @@ def run_plan(files: Sequence[str], output: str) -> int:
     return exit_code
 
 
-def _plan_file(path: str) -> list[Planned | Invalid]:
+def _plan_file(path: str, catalog: Catalog) -> list[Planned | Invalid]:
     try:
         documents = read_documents(path)
     except UnreadableFile as error:
         return [Invalid(source=error.source, pool=None, problems=(Problem(error.where, str(error)),))]
-    return [_plan_document(document) for document in documents]
+    return [_plan_document(document, catalog) for document in documents]
 
 
-def _plan_document(document: Document) -> Planned | Invalid:
+def _plan_document(document: Document, catalog: Catalog) -> Planned | Invalid:
     try:
         pool = load_pool(document.content)
     except InvalidPool as error:
         return Invalid(source=document.source, pool=_name(document.content), problems=error.problems)
-    return Planned.of(pool, load_catalog(), source=document.source, in_namespace=_has_namespace(document.content))
+    return Planned.of(pool, catalog, source=document.source, in_namespace=_has_namespace(document.content))
 
 
 def _name(content: object) -> str | None:
