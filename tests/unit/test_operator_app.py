@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -70,3 +72,28 @@ async def test_a_user_without_a_name_may_run_it(monkeypatch: pytest.MonkeyPatch)
     stop = asyncio.Event()
     await app.Operator(app.OperatorOptions(), FakeKube(), Metrics(), stop)._watch()
     assert stop.is_set()
+
+
+async def test_sigterm_is_ours_although_kopf_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kopf tells of it when it has ended, after waiting for tasks that are not its own."""
+    kopfs = asyncio.Event()
+
+    async def takes_signals(*, ready_flag: asyncio.Event, stop_flag: asyncio.Event, **_: object) -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, kopfs.set)
+        ready_flag.set()
+        await stop_flag.wait()
+
+    monkeypatch.setattr(app.kopf, "operator", takes_signals)
+    stop = asyncio.Event()
+    watching = asyncio.create_task(app.Operator(app.OperatorOptions(), FakeKube(), Metrics(), stop)._watch())
+    try:
+        # Everybody who can go on has had a turn.
+        for _ in range(5):
+            await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(watching, 10)
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+    assert stop.is_set()
+    assert not kopfs.is_set()

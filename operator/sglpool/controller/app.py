@@ -12,6 +12,7 @@ import signal
 import socket
 import time
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 
 import kopf
@@ -20,6 +21,7 @@ from aiohttp import web
 from sglpool.catalog import Catalog, load_catalog
 from sglpool.controller.autoscaler import Autoscaler
 from sglpool.controller.collect import Collector
+from sglpool.controller.crd import ServedCRD
 from sglpool.controller.execute import LookAgain, NameConflict
 from sglpool.controller.handlers import build_registry, build_settings
 from sglpool.controller.health import EngineReader, HealthWatch
@@ -87,9 +89,7 @@ async def run_operator(options: OperatorOptions) -> None:
     if options.kubeconfig:
         os.environ["KUBECONFIG"] = options.kubeconfig
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    _stop_on_signals(stop)
     metrics = Metrics()
 
     def count(verb: str, resource: Resource, code: int, seconds: float) -> None:
@@ -128,6 +128,7 @@ class Operator:
             refusals=lambda: metrics.refused,
             show=metrics.observe_missing,
         )
+        self._crd = ServedCRD(lambda: kube.openapi(POOLS), show=metrics.missing_fields.set)
         self._sources = Sources(Tokens(kube))
         self._autoscaler = Autoscaler(
             store=self._store,
@@ -212,9 +213,11 @@ class Operator:
             await self._resync.run_once()
             listing = group.create_task(self._resync.run_for_ever(period_s=self._options.resync_period_s))
             asking = group.create_task(self._rights.run_for_ever())
+            comparing = group.create_task(self._crd.run_for_ever())
             await self._queue.run(workers=self._options.workers, handler=self._reconciler(events), stop=self._stop)
             listing.cancel()
             asking.cancel()
+            comparing.cancel()
             # Stopped, kopf waits five seconds for tasks that it did not start, such as an open connection to /metrics;
             # cancelled, it does not. Its own have nothing to finish: events only put keys on a queue that has ended.
             watching.cancel()
@@ -241,26 +244,43 @@ class Operator:
             await asyncio.sleep(CRD_PAUSE_S)
 
     async def _watch(self) -> None:
-        """Kopf's loop. It takes SIGTERM and SIGINT over and returns on them: its end is our stop; a failure raises."""
+        """Kopf's loop. Its end is our stop; a failure raises."""
+        started = asyncio.Event()
+        taking_back = asyncio.create_task(self._take_signals_back(started))
         # At its end kopf gathers every task that it did not start, those of a running reconcile too, and raises what
         # they raised. Who awaits them deals with that; kopf itself knows none of these errors.
-        with contextlib.suppress(KubeError, NameConflict, LookAgain):
-            await kopf.operator(
-                registry=build_registry(
-                    self._queue,
-                    self._store,
-                    watch_nodes=self._store.nodes.watched,
-                    kubeconfig=self._options.kubeconfig,
-                ),
-                settings=build_settings(),
-                clusterwide=self._options.namespaces is None,
-                namespaces=self._options.namespaces or (),
-                standalone=True,
-                # Otherwise kopf asks for the user's name, and a container's user often has none.
-                identity=_instance(),  # type: ignore[arg-type]
-                stop_flag=self._stop,
-            )
+        try:
+            with contextlib.suppress(KubeError, NameConflict, LookAgain):
+                await kopf.operator(
+                    registry=build_registry(
+                        self._queue,
+                        self._store,
+                        watch_nodes=self._store.nodes.watched,
+                        kubeconfig=self._options.kubeconfig,
+                    ),
+                    settings=build_settings(),
+                    clusterwide=self._options.namespaces is None,
+                    namespaces=self._options.namespaces or (),
+                    standalone=True,
+                    # Otherwise kopf asks for the user's name, and a container's user often has none.
+                    identity=_instance(),  # type: ignore[arg-type]
+                    stop_flag=self._stop,
+                    ready_flag=started,
+                )
+        except Exception as error:
+            if getattr(error, "status", None) != HTTPStatus.NOT_FOUND:
+                raise
+            raise MissingCRD(
+                "inferencepools.sglpool.io is not served any more: somebody deleted the CRD, and every pool with it. "
+                "Install it again; there is nothing to do until then"
+            ) from error
+        taking_back.cancel()
         self._stop.set()
+
+    async def _take_signals_back(self, started: asyncio.Event) -> None:
+        """Kopf takes SIGTERM and SIGINT over, and would tell us five seconds later, when it has ended."""
+        await started.wait()
+        _stop_on_signals(self._stop)
 
     def _reconciler(self, events: EventRecorder) -> Reconciler:
         return Reconciler(
@@ -276,6 +296,11 @@ class Operator:
             wall_clock_s=time.time,
             clock=time.monotonic,
         )
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
 
 def _return_large_blocks() -> None:
