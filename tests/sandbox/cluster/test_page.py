@@ -1,4 +1,4 @@
-"""docs/sandbox.md names commands and options that there are."""
+"""docs/sandbox.md names commands and options that there are, and what it says to type does what it says."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sglpool.sandbox.commands import app
+from support.walk import Block, Walk
 
 PAGE = (Path(__file__).parents[3] / "docs/sandbox.md").read_text(encoding="utf-8")
 COMMANDS = sorted(set(re.findall(r"^\$ sglpool sandbox (.*)$", PAGE, re.MULTILINE)))
@@ -45,3 +46,23 @@ def test_the_commands_on_the_page_take_their_options(offered: dict[str, str]) ->
             assert option in offered[name], line
     for option in re.findall(r"--[a-z-]+", next(row for row in TABLE.splitlines() if "`fault POD" in row)):
         assert option in offered["fault"]
+
+
+@pytest.mark.controlplane
+@pytest.mark.timeout(600)
+def test_a_newcomer_walks_the_page(tmp_path: Path) -> None:
+    walk = Walk(tmp_path, {"sandbox up": "sandbox up --nodes B200=1,B300=1 --speed 60"})
+    said: dict[str, str] = {}
+    try:
+        for block, output in walk.through(PAGE):
+            said |= dict.fromkeys(block.commands, output)
+    finally:
+        walk.run(Block("console", "$ sglpool sandbox down\n"))
+    assert not (tmp_path / "sandbox").exists()
+    talk, client = (
+        said[next(command for command in said if begin in command)] for begin in ("curl -sSN", "import openai")
+    )
+    assert "minimax-m2-h200-0" in talk.partition("REPLICA")[2], "the router's table"
+    assert '"object":"list"' in talk
+    assert "data: [DONE]" in talk
+    assert client.count("simulated") == 2, "answered as a whole, and as a stream"
