@@ -274,7 +274,8 @@ class Operator:
                 "inferencepools.sglpool.io is not served any more: somebody deleted the CRD, and every pool with it. "
                 "Install it again; there is nothing to do until then"
             ) from error
-        taking_back.cancel()
+        finally:
+            taking_back.cancel()
         self._stop.set()
 
     async def _take_signals_back(self, started: asyncio.Event) -> None:
