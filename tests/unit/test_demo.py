@@ -134,7 +134,7 @@ def test_the_demo_applies_a_valid_pool_with_two_gpu_types() -> None:
     manifest = demo_pool(SAMPLE)
     pool = load_pool(manifest)
     assert [gpu.type for gpu in pool.spec.gpus] == ["B200", "B300"]
-    assert pool.spec.rollout.drain_timeout == 6
+    assert pool.spec.rollout.drain_timeout == 10
     assert pool.spec.autoscaling is not None
     assert pool.spec.replicas is None
 

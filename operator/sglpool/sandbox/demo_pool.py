@@ -17,7 +17,8 @@ FEWEST, MOST = 2, 4
 FIRST_TYPE_MOST = 3
 TARGET = 3
 """Running requests of a replica; so few that the two cores of a small machine can play four of them."""
-DRAIN_TIMEOUT = "6s"
+DRAIN_TIMEOUT = "10s"
+"""As long as the longest answers of the demo's agents: no request is cut."""
 
 Manifest = dict[str, Any]
 
