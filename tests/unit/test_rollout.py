@@ -149,17 +149,19 @@ def test_pods_beyond_the_size_are_left_to_the_controller():
 
 
 @pytest.mark.parametrize(
-    ("words", "partition", "rolling"),
+    ("words", "partition", "through", "rolling"),
     [
-        ("new new", 0, False),
-        ("new new", 1, True),
-        ("old new", 0, True),
-        ("new-loading new", 0, False),
-        ("none", 0, False),
+        pytest.param("new new", 0, True, False, id="all have been ready on it"),
+        pytest.param("new new", 1, True, True, id="one is held"),
+        pytest.param("old new", 0, True, True, id="one runs another"),
+        pytest.param("new-loading new", 0, True, False, id="one starts again: that is no roll-out"),
+        pytest.param("new-loading new", 0, False, True, id="the last one loads"),
+        pytest.param("none", 0, True, False, id="none is there"),
     ],
 )
-def test_rolling_out(words, partition, rolling):
-    assert rolling_out(*world(words, partition)) is rolling
+def test_rolling_out(words, partition, through, rolling):
+    statefulset, pods = world(words, partition)
+    assert rolling_out(replace(statefulset, current_revision="new" if through else "old"), pods) is rolling
 
 
 def test_two_replicas_of_one_node_are_not_away_at_once_while_others_can_go():
