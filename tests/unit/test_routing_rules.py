@@ -297,6 +297,35 @@ def test_a_length_that_comes_back_returns_to_where_its_prefix_is() -> None:
     assert decision.inputs["held_tokens"] > 99_000
 
 
+def test_after_a_long_aside_the_home_still_has_what_came_before_it() -> None:
+    pool = Pool("a", "b")
+    pool.settle("a")
+    assert pool.turn(LONG // 4, cached_tokens=15_000).home == "a"
+    pool.replicas["a"].others_in_flight = 2
+    decision = pool.pick(LONG + 4000)
+    assert (decision.home, decision.rule) == ("a", Rule.STAY)
+    assert decision.inputs["warm_tokens"] > 99_000
+
+
+def test_what_grows_far_beyond_a_compaction_is_not_what_was_there_before_it() -> None:
+    pool = Pool("a", "b")
+    pool.settle("a")
+    assert pool.turn(LONG // 4, cached_tokens=15_000).home == "a"
+    pool.replicas["a"].others_in_flight = 2
+    assert pool.pick(LONG * 2).rule is Rule.FREE_MOVE
+
+
+def test_after_an_aside_that_was_answered_elsewhere_it_goes_back_to_a_home_that_is_busier_by_now() -> None:
+    pool = Pool("a", "b")
+    pool.settle("a")
+    pool.replicas["a"].others_in_flight = 2
+    assert pool.turn(LONG // 3).home == "b"
+    pool.replicas["a"].others_in_flight = 4
+    decision = pool.pick(LONG + 4000)
+    assert (decision.home, decision.rule) == ("a", Rule.FREE_MOVE)
+    assert decision.inputs["held_tokens"] > 99_000
+
+
 def test_what_is_longer_than_the_prompt_is_no_prefix_of_it() -> None:
     pool = Pool("a", "b")
     pool.settle("a")

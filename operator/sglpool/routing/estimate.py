@@ -35,6 +35,9 @@ MIN_EXPECTED_TOKENS = 1024
 REWRITTEN_BELOW = 0.9
 """A home that could use less of what it had was asked something else. Answers come back with other tokens at times."""
 
+GOES_ON_ABOVE = 0.8
+"""A prompt of which an earlier one is at least this part goes on from there; a shorter one is more likely another."""
+
 SIDE_FRACTION = 0.125
 """An aside is shorter than this part of its conversation. Compactions leave more: tools, system and the summary."""
 
@@ -76,7 +79,18 @@ def reusable_tokens(
         return 0.0
     if is_side_request(conversation, request.body_bytes, config) or conversation.mixed:
         return prompt
-    return min(float(conversation.ctx_tokens), prompt)
+    return max(min(float(conversation.ctx_tokens), prompt), _held_from_before(state, conversation, now_s, prompt))
+
+
+def _held_from_before(state: RoutingState, conversation: Conversation, now_s: float, prompt: float) -> float:
+    """Return what the home holds of a longer prompt that came before a shorter one: before an aside, or a compaction.
+
+    After an aside the prompt is as long as the one before it, and a little longer.
+    """
+    if conversation.earlier is None:
+        return 0.0
+    tokens = held_tokens(state, conversation.earlier, now_s, prompt)
+    return tokens if tokens >= prompt * GOES_ON_ABOVE else 0.0
 
 
 def held_tokens(state: RoutingState, holder: Holder, now_s: float, prompt: float) -> float:
@@ -146,6 +160,8 @@ def _learn_context(state: RoutingState, conversation: Conversation, outcome: Out
         conversation.ctx_bytes = max(conversation.ctx_bytes, outcome.body_bytes)
     else:
         _learn_rewrite(state, conversation, outcome)
+        if outcome.body_bytes < state.config.reset_fraction * conversation.ctx_bytes:
+            conversation.earlier = Holder(served, conversation.ctx_tokens, now_s - conversation.idle_s)
         conversation.ctx_tokens = tokens
         conversation.ctx_bytes = outcome.body_bytes
 

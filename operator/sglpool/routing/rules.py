@@ -82,11 +82,25 @@ def _free_move(s: Situation, home: Replica) -> Decision | None:
     if best is None:
         return None
     here = choice.candidate(s, home)
-    knows_it = choice.held_on(s, best.replica.uid) >= max(1.0, s.config.warm_fraction * s.prompt)
     is_lighter = here.pressure - best.pressure >= s.config.free_move_difference and choice.is_better(best, here)
-    if not (is_lighter or (knows_it and best.pressure <= here.pressure) or home.draining):
+    if not (is_lighter or _knows_it(s, home, here, best) or home.draining):
         return None
     return _move(s, home, best, second, Rule.FREE_MOVE)
+
+
+def _knows_it(s: Situation, home: Replica, here: Candidate, best: Candidate) -> bool:
+    """Whether another replica still holds most of it, and is no busier.
+
+    After an aside that was answered elsewhere the prompt is as long as before, and that replica is the home that it
+    had: it may be busier, as long as a spill would not leave it. A prompt that starts over is no reason to go far.
+    """
+    held = choice.held_on(s, best.replica.uid)
+    if held < max(1.0, s.config.warm_fraction * s.prompt):
+        return False
+    busier = best.pressure - here.pressure
+    return busier <= 0 or (
+        s.warm > 0 and busier < choice.spill_difference(s.config, choice.migration_s(s, home, s.warm, held))
+    )
 
 
 def _return(s: Situation, home: Replica) -> Decision | None:

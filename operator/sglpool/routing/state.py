@@ -33,12 +33,15 @@ class Conversation:
         last_finish: finish reason of the last response.
         running: requests in flight by replica, None when there is none.
         holders: other replicas with a prefix of it, most recent first.
+        earlier: what the home holds of a longer prompt that came before a much shorter one, None if there was none. It
+            is this router's alone: whoever does not know it computes a little more.
         mixed: above 0 while the key stands for several conversations at once, whose lengths say nothing.
     """
 
     __slots__ = (
         "ctx_bytes",
         "ctx_tokens",
+        "earlier",
         "holders",
         "home",
         "idle_s",
@@ -61,6 +64,7 @@ class Conversation:
         self.last_finish = "unknown"
         self.running: dict[str, int] | None = None
         self.holders: tuple[Holder, ...] = ()
+        self.earlier: Holder | None = None
         self.mixed = 0
 
     @property
@@ -166,6 +170,7 @@ class RoutingState:
         if conversation.home is not None:
             self._leave(conversation.home)
         conversation.home = uid
+        conversation.earlier = None
         if uid is not None:
             self._tally(uid).homed += 1
             conversation.forget_holder(uid)
