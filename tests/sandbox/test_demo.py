@@ -19,7 +19,7 @@ CHAPTERS = (
     "Ready with 2 replicas",
     "A change that cannot fit",
     "3 agent sessions begin",
-    "a thick one: 6 conversations at once",
+    "a thick one of 6 conversations",
     "Ready with 4 replicas",
     "loses its power",
     "is gone from the cluster",

@@ -18,8 +18,8 @@ from sglpool.sandbox.demo_pool import demo_pool
 from sglpool.sandbox.demo_show import Show
 from sglpool.sandbox.demo_stage import Stage
 from sglpool.sandbox.errors import SandboxError
-from sglpool.sandbox.report_data import Replica, Sample, State
-from sglpool.sandbox.traffic import Mix
+from sglpool.sandbox.report_data import Replica, Request, Sample, State
+from sglpool.sandbox.traffic import Mix, Traffic
 
 SAMPLE = Path(__file__).parents[2] / "manifests/samples/kimi-k2.6-coder.yaml"
 
@@ -174,3 +174,18 @@ def test_a_report_that_cannot_be_written_is_said_to_be_none(tmp_path: Path) -> N
 
 def test_the_live_line_before_anything_is_known() -> None:
     assert show().line() == "0:00  0/0 ready"
+
+
+def test_a_request_that_was_sent_before_a_fault_and_fails_after_it_counts() -> None:
+    done: list[Request] = []
+
+    class Agents:
+        def requests(self) -> list[Request]:
+            return done
+
+    made = show()
+    made.traffic = cast(Traffic, Agents())
+    done.append(Request(at_s=0.0))
+    before = made.failed
+    done.append(Request(at_s=0.0, problem="the stream broke off"))
+    assert made.failed - before == 1

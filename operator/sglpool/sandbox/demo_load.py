@@ -13,7 +13,7 @@ from sglpool.sandbox.report_data import Replica, Sample, State
 from sglpool.sandbox.traffic import Mix
 
 GROW_S, ROUTER_S, LOST_S, SHRINK_S = 150.0, 30.0, 240.0, 300.0
-SETTLE_S = 3.0
+SETTLE_S, NOTICE_S = 3.0, 1.0
 MIX = Mix(speed=SPEED, output_factor=12.0)
 """Answers twelve times as long as real ones: as many requests in flight from a twelfth of the requests a second."""
 FEW, MANY, THICK, LAST = 3, 6, 6, 1
@@ -41,7 +41,7 @@ def grow(scene: Scene) -> None:
     """More work than the pool was made for, most of it one session's, until more replicas are Ready."""
     scene.stage.title(f"{MANY} agents, and a thick session: one more with {THICK} conversations at once")
     scene.stage.say("The thick session's conversations are spread, each with a home of its own. The pool has to grow.")
-    scene.show.chapter(f"{MANY} agent sessions, and a thick one: {THICK} conversations at once")
+    scene.show.chapter(f"{MANY} agent sessions and a thick one of {THICK} conversations")
     agents = scene.agents()
     agents.aim(MANY)
     agents.thick(THICK)
@@ -67,7 +67,7 @@ def lose(scene: Scene) -> None:
     """Take a node away as a cloud takes back a spot machine, and wait until its replica is Ready on another one."""
     node, lost = victim(scene.show.now)
     scene.stage.title(f"A spot machine is taken back: {node}, with {', '.join(lost)} on it")
-    before_s = scene.show.now_s()
+    failed_before = scene.show.failed
     scene.show.chapter(f"Node {node} loses its power")
     scene.stage.typed(f"sglpool sandbox node stop {node}")
     stop_node(scene.api, node)
@@ -77,7 +77,9 @@ def lose(scene: Scene) -> None:
     scene.stage.until(
         scene.show.seen(lambda now: not _on(now, node, State.SERVING)), "the router does not see it", limit_s=ROUTER_S
     )
-    scene.stage.say(_cut(sum(bool(request.problem) for request in scene.show.requests(before_s))))
+    # Clients have to notice, too.
+    scene.stage.hold(NOTICE_S)
+    scene.stage.say(_cut(scene.show.failed - failed_before))
     scene.stage.say("The cloud tells the cluster that the machine is gone, and the operator needs to know no more:")
     scene.show.chapter(f"Node {node} is gone from the cluster")
     scene.stage.typed(f"sglpool sandbox node delete {node}")

@@ -96,6 +96,11 @@ class Show:
         """Requests that have ended and were sent since then."""
         return [request for request in self.traffic.requests() if request.at_s >= since_s] if self.traffic else []
 
+    @property
+    def failed(self) -> int:
+        """Requests that have failed, whenever they were sent."""
+        return sum(bool(request.problem) for request in self.requests())
+
     def line(self) -> str:
         """Now, in one line that fits a terminal of 80 columns."""
         now = self.now
