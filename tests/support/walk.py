@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 BLOCK_LIMIT_S = 240
 _BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _FOLLOW_S = 2
+NEEDS_CLUSTER = "# on a cluster"
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class Block:
 
 
 def blocks(text: str) -> list[Block]:
-    """Every block of a page that a reader can run."""
-    return [Block(kind, body) for kind, body in _BLOCK.findall(text)]
+    """Every block of a page that a reader can run without a cluster of their own."""
+    return [Block(kind, body) for kind, body in _BLOCK.findall(text) if not body.startswith(NEEDS_CLUSTER)]
 
 
 class Walk:

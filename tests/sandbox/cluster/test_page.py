@@ -51,7 +51,7 @@ def test_the_commands_on_the_page_take_their_options(offered: dict[str, str]) ->
 @pytest.mark.controlplane
 @pytest.mark.timeout(600)
 def test_a_newcomer_walks_the_page(tmp_path: Path) -> None:
-    walk = Walk(tmp_path, {"sandbox up": "sandbox up --nodes B200=1,B300=1 --speed 60"})
+    walk = Walk(tmp_path, {"sandbox up": "sandbox up --nodes B200=1,B300=1 --speed 200"})
     said: dict[str, str] = {}
     try:
         for block, output in walk.through(PAGE):

@@ -1,0 +1,37 @@
+"""The quick start, walked word by word as far as it needs no cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.walk import ROOT, Block, Walk
+
+pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(900)]
+
+PAGE = (ROOT / "docs/quickstart.md").read_text(encoding="utf-8")
+INSTEAD = {
+    # It made what runs this test.
+    "make bootstrap": "true",
+    "sandbox up": "sandbox up --speed 200",
+}
+
+
+def test_a_newcomer_gets_to_the_end(tmp_path: Path) -> None:
+    walk = Walk(tmp_path, INSTEAD)
+    said: dict[str, str] = {}
+    try:
+        for block, output in walk.through(PAGE):
+            said |= dict.fromkeys(block.commands, output)
+    finally:
+        walk.run(Block("console", "$ sglpool sandbox down\n"))
+    assert not (tmp_path / "sandbox").exists()
+    installed, talk, impossible = (
+        said[next(command for command in said if begin in command)]
+        for begin in ("helm install", "router show", "tensorParallelSize")
+    )
+    assert "Running" in installed
+    assert '"object":"chat.completion"' in talk
+    assert "kimi-k2-6-coder-b200-0" in talk.partition("REPLICA")[2], "the router's table"
+    assert "This would fit: tensorParallelSize 4." in impossible
