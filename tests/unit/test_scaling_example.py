@@ -105,3 +105,24 @@ def test_the_figures_that_the_documentation_gives_are_those_of_the_benchmark() -
     above, cost = (found[name] for name in FIGURES)
     assert f"for {above:.1f}% of the time, for {cost:.0f}% more" in whole
     assert f"falls to {found['a cold start of 120 s: time above 1.2']:.1f}%" in whole
+
+
+def test_the_hours_by_request_and_the_scale_down_of_the_documentation_are_those_of_the_benchmark() -> None:
+    whole = " ".join(DOCUMENT.read_text(encoding="utf-8").split())
+    rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
+    at = {row["figure"]: number for number, row in enumerate(rows) if row["figure"] != "the same"}
+    morning, evening = (
+        next(at[name] for name in at if name.startswith(begins) and "interactive: time" in name)
+        for begins in ("morning", "evening")
+    )
+    assert f"burst {rows[morning]['value']:.1f}% of the time is above 1.2" in whole
+    assert f"the model says {rows[morning + 1]['peer_value']:.1f}%" in whole
+    assert f"took {rows[evening]['value']:.1f}% of its hour above 1.2" in whole
+    assert f"on its own load has {rows[evening]['peer_value']:.1f}%" in whole
+    first = next(at[name] for name in at if name.startswith("50 to 40 replicas"))
+    forced, paused, ttft, _, lost, gone = (row["value"] for row in rows[first : first + 6])
+    assert f"shrink: {forced:.1f}% of them are at work" in whole
+    assert f"Another {paused:.1f}% pause then" in whole
+    assert f"TTFT p99 is {ttft:.2f} of what it is on 50 replicas" in whole
+    assert lost == 0
+    assert f"after {gone / 60:.1f} minutes all have gone" in whole
