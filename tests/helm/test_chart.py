@@ -51,7 +51,7 @@ def test_everything_lands_where_it_belongs(helm: Helm, tmp_path: Path) -> None:
         "POD_NAME": None,
         "HTTP_PROXY": "http://p:1",
         "HTTPS_PROXY": "http://p:2",
-        "NO_PROXY": "10.0.0.0/8",
+        "NO_PROXY": "$(KUBERNETES_SERVICE_HOST),example.com",
         "EXTRA": "1",
     }
     same = ("imagePullSecrets", "priorityClassName", "nodeSelector", "affinity", "tolerations")

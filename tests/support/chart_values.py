@@ -22,7 +22,7 @@ EVERYTHING: dict[str, Any] = {
     "commonLabels": {"team": "inference"},
     "podLabels": {"scrape": "no"},
     "podAnnotations": {"note": "yes"},
-    "proxy": {"http": "http://p:1", "https": "http://p:2", "noProxy": "10.0.0.0/8"},
+    "proxy": {"http": "http://p:1", "https": "http://p:2", "noProxy": "example.com"},
     "serviceAccount": {"annotations": {"role": "r"}},
     "rbac": {"prometheusTokens": [{"namespace": "ml", "name": "prometheus-token"}]},
     "networkPolicy": {"enabled": True, "extraEgress": [{"ports": [{"protocol": "TCP", "port": 9090}]}]},

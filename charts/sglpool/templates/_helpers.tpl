@@ -100,8 +100,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- with .Values.proxy.https }}
 - {name: HTTPS_PROXY, value: {{ . | quote }}}
 {{- end }}
-{{- with .Values.proxy.noProxy }}
-- {name: NO_PROXY, value: {{ . | quote }}}
+{{- if or .Values.proxy.http .Values.proxy.https .Values.proxy.noProxy }}
+# The API server is never behind the proxy; a kubelet fills in its address.
+- {name: NO_PROXY, value: {{ prepend (compact (list .Values.proxy.noProxy)) "$(KUBERNETES_SERVICE_HOST)" | join "," | quote }}}
 {{- end }}
 {{- with .Values.operator.env }}
 {{ toYaml . }}

@@ -68,6 +68,11 @@ def operator_pod(cluster: EmptyCluster, namespace: str) -> dict[str, Any]:
     return dict(pod)
 
 
+def logs(cluster: EmptyCluster, namespace: str) -> str:
+    """The log of the operator that works now."""
+    return cluster.kubectl("logs", operator_pod(cluster, namespace)["metadata"]["name"], "-n", namespace)
+
+
 def holder(cluster: EmptyCluster, namespace: str) -> str:
     """The pod that holds the Lease, empty if nobody does."""
     lease = cluster.kubectl.json("get", "lease", "sglpool-operator", "-n", namespace)
@@ -95,6 +100,11 @@ def test_install_test_upgrade_uninstall(cluster: EmptyCluster, release: tuple[He
     kubectl("apply", "--validate=ignore", "-n", team, "-f", "-", input=json.dumps(pool.manifest))
     pool.wait_for("Ready", reason="Parked")
     assert "load" not in pool.get()["spec"]
+    wait_until(
+        lambda: "older than this operator: it drops spec.load" in logs(cluster, namespace),
+        timeout_s=30,
+        describe="the operator says which field is dropped",
+    )
 
     # The new one: the CRD is upgraded with it, the operator is restarted, the pool stays.
     before = operator_pod(cluster, namespace)
@@ -106,6 +116,7 @@ def test_install_test_upgrade_uninstall(cluster: EmptyCluster, release: tuple[He
     assert pool.get()["spec"]["load"] == {"tokensPerRequest": 50000}
     assert pool.get()["metadata"]["uid"] == uid
 
+    assert "older than this operator" not in logs(cluster, namespace)
     log = check_itself(helm, namespace)
     assert "FAILED" not in log
     assert "this account has its" in log
@@ -137,7 +148,16 @@ def test_in_some_namespaces_with_a_lease_and_its_own_gpu_labels(
     values = tmp_path / "values.yaml"
     labels = {"node_label_key": "example.com/gpu", "node_label_values": ["b200-sxm"]}
     values.write_text(
-        yaml.safe_dump({"watchNamespaces": [team], "replicas": 2, "leaderElection": True, "gpuTypes": {"B200": labels}})
+        yaml.safe_dump(
+            {
+                "watchNamespaces": [team],
+                "replicas": 2,
+                "leaderElection": True,
+                "gpuTypes": {"B200": labels},
+                # One that leads nowhere: the API server and the engines are asked without it.
+                "proxy": {"https": "http://127.0.0.1:9", "http": "http://127.0.0.1:9"},
+            }
+        )
     )
 
     helm("install", "sglpool", CHART, "-n", namespace, "-f", values, *WAIT)
