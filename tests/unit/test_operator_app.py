@@ -97,3 +97,17 @@ async def test_sigterm_is_ours_although_kopf_takes_it(monkeypatch: pytest.Monkey
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
     assert stop.is_set()
     assert not kopfs.is_set()
+
+
+async def test_a_right_to_watch_that_was_taken_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = 'statefulsets.apps is forbidden: User "u" cannot watch resource "statefulsets"'
+
+    class Refused(Exception):
+        status = 403
+
+    async def ends(**_: object) -> None:
+        raise Refused(words)
+
+    monkeypatch.setattr(app.kopf, "operator", ends)
+    with pytest.raises(app.WatchForbidden, match="cannot watch resource"):
+        await app.Operator(app.OperatorOptions(), FakeKube(), Metrics(), asyncio.Event())._watch()

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from sglpool.api.quantity import parse_duration_s
 from sglpool.cli.gpufile import BadGPUTypes, catalog_with
 from sglpool.cli.logs import set_up_logging
-from sglpool.controller.app import MissingCRD, OperatorOptions, own_namespace, run_operator
+from sglpool.controller.app import MissingCRD, OperatorOptions, WatchForbidden, own_namespace, run_operator
 from sglpool.controller.check import Finding
 from sglpool.controller.check import check as check_installation
 from sglpool.kube import KubeClient, KubeConfigError, KubeError, LeaseLost
 
-EXPECTED = (MissingCRD, KubeConfigError, KubeError, LeaseLost, OSError)
+EXPECTED = (MissingCRD, WatchForbidden, KubeConfigError, KubeError, LeaseLost, OSError)
 """Failures whose own words are enough; anything else is a defect and shows its traceback."""
 
 _LOG = logging.getLogger("sglpool")

@@ -50,6 +50,10 @@ class MissingCRD(Exception):
     """The API server does not know InferencePools."""
 
 
+class WatchForbidden(Exception):
+    """The right to watch was taken away. The process should end: the next one waits for it, and says so."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorOptions:
     """What the command line decides.
@@ -268,12 +272,15 @@ class Operator:
                     ready_flag=started,
                 )
         except Exception as error:
-            if getattr(error, "status", None) != HTTPStatus.NOT_FOUND:
-                raise
-            raise MissingCRD(
-                "inferencepools.sglpool.io is not served any more: somebody deleted the CRD, and every pool with it. "
-                "Install it again; there is nothing to do until then"
-            ) from error
+            match getattr(error, "status", None):
+                case HTTPStatus.NOT_FOUND:
+                    raise MissingCRD(
+                        "inferencepools.sglpool.io is not served any more: somebody deleted the CRD, and every pool "
+                        "with it. Install it again; there is nothing to do until then"
+                    ) from error
+                case HTTPStatus.FORBIDDEN:
+                    raise WatchForbidden(f"a watch is forbidden by now: {error}") from error
+            raise
         finally:
             taking_back.cancel()
         self._stop.set()
