@@ -13,10 +13,11 @@ local FINISH = {
   length = "length", max_tokens = "length", model_context_window_exceeded = "length",
   abort = "abort",
 }
+-- By the six characters before `_tokens"`: what the whole name begins with, and the field that its count is.
 local TOKENS = {
-  prompt_tokens = "prompt_tokens", input_tokens = "prompt_tokens",
-  completion_tokens = "completion_tokens", output_tokens = "completion_tokens",
-  cached_tokens = "cached_tokens", cache_read_input_tokens = "cached_tokens",
+  prompt = { '"prompt', "prompt_tokens" }, ['"input'] = { '"input', "prompt_tokens" },
+  letion = { '"completion', "completion_tokens" }, output = { '"output', "completion_tokens" },
+  cached = { '"cached', "cached_tokens" }, _input = { '"cache_read_input', "cached_tokens" },
 }
 
 local byte, find, match, sub = string.byte, string.find, string.match, string.sub
@@ -31,14 +32,20 @@ local function look_at_reasons(text, found, at)
   until not at
 end
 
+local function ends_with(text, at, words)
+  return sub(text, at - #words, at - 1) == words
+end
+
 local function look_at_tokens(text, found, at)
   repeat
-    local name = match(sub(text, math.max(1, at - 24), at + 6), '"([%a_]+)$')
-    local count = match(text, "^%s*:%s*(%d+)", at + 8)
-    if count and name and TOKENS[name] then
-      found[TOKENS[name]] = count
-    elseif name == "max_output_tokens" and not count then
-      found.cut = true
+    local known = TOKENS[sub(text, at - 6, at - 1)]
+    if known then
+      local count = match(text, "^%s*:%s*(%d+)", at + 8)
+      if count and ends_with(text, at, known[1]) then
+        found[known[2]] = count
+      elseif not count and ends_with(text, at, '"max_output') then
+        found.cut = true
+      end
     end
     at = find(text, '_tokens"', at + 8, true)
   until not at
@@ -116,13 +123,17 @@ function envoy_on_response(handle)
   end
   local found, tail = {}, nil
   for chunk in handle:bodyChunks() do
-    local text = chunk:getBytes(0, chunk:length())
-    if tail then
-      text = tail .. text
+    local length = chunk:length()
+    -- The last one is empty: what came before has been seen.
+    if length > 0 then
+      local text = chunk:getBytes(0, length)
+      if tail then
+        text = tail .. text
+      end
+      look(text, found)
+      -- No field goes beyond its line.
+      tail = byte(text, -1) ~= 10 and sub(text, -TAIL_BYTES) or nil
     end
-    look(text, found)
-    -- No field goes beyond its line.
-    tail = byte(text, -1) ~= 10 and sub(text, -TAIL_BYTES) or nil
   end
   keep(handle, found)
 end
