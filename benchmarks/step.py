@@ -29,8 +29,8 @@ from sglpool.render.router_ports import STATE_PORT
 
 POOLS_COUNT = 40
 REPLICAS, TARGET = 5, 4
-STEADY = (10, 18)
-"""Requests in flight before the step, of 20 places: twice the fewest is more than the pool should carry."""
+STEADY = (10, 16)
+"""Requests in flight before the step, of 20 places: twice the fewest is too many, and the most with noise is not."""
 NOISE = 0.1
 STEADY_S = 75.0
 """Longer than the mean of a minute."""
