@@ -24,6 +24,7 @@ local function digest(text)
   end
   return tohex(one) .. tohex(two)
 end
+jit.on(digest)
 
 local function short(text)
   if #text > LONGEST_KEY then
