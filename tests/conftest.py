@@ -114,4 +114,4 @@ def namespace(kubectl: Kubectl) -> Iterator[str]:
         describe=f"namespace {name} has its default ServiceAccount",
     )
     yield name
-    kubectl("delete", "namespace", name, "--wait=false")
+    kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")

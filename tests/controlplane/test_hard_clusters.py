@@ -1,0 +1,184 @@
+"""Clusters that make it hard: an API server that is away or silent, admission that changes and limits our objects."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.kubectl import Kubectl
+from support.operator_process import OperatorProcess
+from support.pool_on_cluster import ClusterPool, PoolMaker, small_pool
+from support.tcp_proxy import TcpProxy, proxy_to
+from support.waiting import wait_until
+
+pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(300)]
+Json = dict[str, Any]
+OUTAGE_S = 30.0
+MOST_LINES = 150
+"""Of an operator that knows nothing better than to try again, with growing pauses, for as long as an outage takes."""
+
+
+@pytest.fixture
+def behind_proxy(
+    kubeconfig: Path, namespace: str, operator: OperatorProcess, tmp_path: Path
+) -> Iterator[tuple[TcpProxy, OperatorProcess]]:
+    """An operator whose way to the API server can be cut; the session's own is away."""
+    operator.stop()
+    with proxy_to(kubeconfig) as proxy:
+        config = proxy.kubeconfig(kubeconfig, tmp_path / "kubeconfig")
+        process = OperatorProcess(config, tmp_path / "operator.log", "--namespace", namespace)
+        process.start()
+        yield proxy, process
+        process.kill()
+    operator.start()
+
+
+@pytest.mark.parametrize("outage", [TcpProxy.away, TcpProxy.silent], ids=["away", "silent"])
+def test_an_api_server_that_is_away_for_a_while_is_waited_for(
+    outage: Callable[[TcpProxy], None],
+    behind_proxy: tuple[TcpProxy, OperatorProcess],
+    kubectl: Kubectl,
+    namespace: str,
+) -> None:
+    proxy, process = behind_proxy
+    pool = ClusterPool(kubectl, namespace, small_pool("p", router={"enabled": False}))
+    pool.apply()
+    pool.wait_ready()
+
+    before = process.log.read_text()
+    outage(proxy)
+    pool.apply(replicas=2)
+    with pytest.raises(AssertionError):
+        wait_until(lambda: pool.statefulset()["spec"]["replicas"] == 2, timeout_s=OUTAGE_S, describe="nobody does it")
+    written = process.log.read_text()[len(before) :]
+    assert len(written.splitlines()) < MOST_LINES, "a log that a person can read"
+    assert process.get("/metrics")[0] == 200, "it is alive"
+
+    proxy.back()
+    wait_until(lambda: pool.statefulset()["spec"]["replicas"] == 2, timeout_s=90, describe="it goes on by itself")
+    pool.wait_ready()
+
+
+def test_admission_that_changes_our_objects_is_not_fought(
+    make_pool: PoolMaker, kubectl: Kubectl, namespace: str
+) -> None:
+    """A policy that adds to pods and templates, as meshes and mirrors of images do."""
+    name = f"meddle-{namespace}"
+    added = 'Object{metadata: Object.metadata{annotations: {"mesh/injected": "yes"}}}'
+    template = (
+        "Object{spec: Object.spec{template: Object.spec.template{metadata: Object.spec.template.metadata{"
+        'annotations: {"mesh/injected": "yes"}}}}}'
+    )
+    for suffix, group, resource, expression in (
+        ("pods", "", "pods", added),
+        ("sets", "apps", "statefulsets", template),
+        ("deploys", "apps", "deployments", template),
+    ):
+        apply_policy(kubectl, f"{name}-{suffix}", namespace, group, resource, expression)
+    try:
+        pool = make_pool()
+        wait_until(lambda: injected(pool), timeout_s=60, describe="the policy has changed a pod of the pool")
+        pool.wait_ready(timeout_s=120)
+        versions = quiet(pool)
+        uids = sorted(pod["metadata"]["uid"] for pod in pool.pods().values())
+        pool.apply(replicas=2)
+        pool.wait_ready(timeout_s=120)
+        assert uids[0] in [pod["metadata"]["uid"] for pod in pool.pods().values()], "no replica is replaced for it"
+        assert versions
+    finally:
+        for suffix in ("pods", "sets", "deploys"):
+            kinds = "mutatingadmissionpolicies,mutatingadmissionpolicybindings"
+            kubectl("delete", kinds, f"{name}-{suffix}", "--ignore-not-found")
+
+
+def apply_policy(kubectl: Kubectl, name: str, namespace: str, group: str, resource: str, expression: str) -> None:
+    policy = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingAdmissionPolicy",
+        "metadata": {"name": name},
+        "spec": {
+            "matchConstraints": {
+                "resourceRules": [
+                    {
+                        "apiGroups": [group],
+                        "apiVersions": ["v1"],
+                        "operations": ["CREATE", "UPDATE"],
+                        "resources": [resource],
+                    }
+                ],
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+            },
+            "reinvocationPolicy": "IfNeeded",
+            "failurePolicy": "Fail",
+            "mutations": [{"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": expression}}],
+        },
+    }
+    binding = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingAdmissionPolicyBinding",
+        "metadata": {"name": name},
+        "spec": {"policyName": name},
+    }
+    for manifest in (policy, binding):
+        kubectl("apply", "-f", "-", input=json.dumps(manifest))
+
+
+def injected(pool: ClusterPool) -> bool:
+    """Pods made before the policy was in force are made again, so that there is one that it has changed."""
+    pods = pool.pods().values()
+    if any("mesh/injected" in (pod["metadata"].get("annotations") or {}) for pod in pods):
+        return True
+    pool.kubectl("delete", "pods", "-n", pool.namespace, "--all", "--wait=false", "--grace-period=0", "--force")
+    return False
+
+
+def quiet(pool: ClusterPool) -> dict[str, str]:
+    """Wait until nothing of the pool is written for six seconds."""
+
+    def unwritten() -> dict[str, str] | None:
+        before = pool.versions() | {"pool": pool.get()["metadata"]["resourceVersion"]}
+
+        def now() -> dict[str, str]:
+            return pool.versions() | {"pool": pool.get()["metadata"]["resourceVersion"]}
+
+        try:
+            wait_until(lambda: now() != before, timeout_s=6, describe="a write", interval_s=0.5)
+        except AssertionError:
+            return before
+        return None
+
+    found = wait_until(unwritten, timeout_s=90, describe="nothing is written at rest")
+    assert found is not None
+    return found
+
+
+def test_a_limit_range_that_is_too_tight_is_named(make_pool: PoolMaker, kubectl: Kubectl, namespace: str) -> None:
+    limits = {
+        "apiVersion": "v1",
+        "kind": "LimitRange",
+        "metadata": {"name": "small-pods-only"},
+        "spec": {"limits": [{"type": "Container", "max": {"memory": "2Gi"}}]},
+    }
+    kubectl("apply", "-n", namespace, "-f", "-", input=json.dumps(limits))
+    pool = make_pool(router={"enabled": False})
+    message = pool.wait_for("Stalled", reason="PodsRefused")["message"]
+    # Such a maximum is also the default limit, which is what the API server then measures the pod by.
+    assert "memory limit of 2Gi" in message
+    kubectl("delete", "limitrange", "small-pods-only", "-n", namespace)
+    pool.wait_ready(timeout_s=120)
+
+
+def test_a_namespace_that_is_going_gets_no_more_of_us(
+    make_pool: PoolMaker, kubectl: Kubectl, namespace: str, operator: OperatorProcess
+) -> None:
+    pool = make_pool()
+    pool.wait_ready(timeout_s=90)
+    begin = len(operator.log.read_text())
+    kubectl("delete", "namespace", namespace, "--timeout=90s", timeout_s=100)
+    written = operator.log.read_text()[begin:]
+    assert "Traceback" not in written
+    assert len([line for line in written.splitlines() if namespace in line]) < MOST_LINES
