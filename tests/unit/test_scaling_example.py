@@ -119,6 +119,9 @@ def test_the_hours_by_request_and_the_scale_down_of_the_documentation_are_those_
     assert f"the model says {rows[morning + 1]['peer_value']:.1f}%" in whole
     assert f"took {rows[evening]['value']:.1f}% of its hour above 1.2" in whole
     assert f"on its own load has {rows[evening]['peer_value']:.1f}%" in whole
+    agents = [rows[at[name]] for name in at if "autonomous: time" in name]
+    for row, hour in ((agents[0], "morning"), (agents[-1], "evening")):
+        assert f"{row['value']:.1f}% for {row['peer_value']:.1f}% in the {hour}" in whole
     first = next(at[name] for name in at if name.startswith("50 to 40 replicas"))
     forced, paused, ttft, _, lost, gone = (row["value"] for row in rows[first : first + 6])
     assert f"shrink: {forced:.1f}% of them are at work" in whole
