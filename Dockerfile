@@ -1,7 +1,10 @@
 # The image of operator and router: a virtual environment on a slim Python, no compiler, no package manager, no root.
 # It needs no writable root file system; the processes write nothing.
 
-FROM python:3.13-slim AS build
+# Pin it: docker build --build-arg PYTHON=python:3.13-slim@sha256:...
+ARG PYTHON=python:3.13-slim
+
+FROM ${PYTHON} AS build
 ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never
 RUN pip install --no-cache-dir "uv==0.13.*"
 WORKDIR /src
@@ -11,7 +14,7 @@ RUN uv sync --frozen --no-dev --extra router --no-install-project
 COPY operator operator
 RUN uv sync --frozen --no-dev --extra router --no-editable
 
-FROM python:3.13-slim
+FROM ${PYTHON}
 LABEL org.opencontainers.image.title="sglpool" \
       org.opencontainers.image.description="Pools of SGLang replicas for coding agents on Kubernetes" \
       org.opencontainers.image.licenses="Apache-2.0"

@@ -27,3 +27,10 @@ def test_it_runs_as_the_user_of_the_chart_and_finds_its_program(helm4: Helm) -> 
     assert user == f"{security['runAsUser']}:{security['runAsGroup']}"
     assert spec["containers"][0]["command"] == ["sglpool"]
     assert "ENV PATH=/src/.venv/bin:$PATH" in DOCKERFILE
+
+
+def test_the_base_can_be_pinned_in_one_place() -> None:
+    """By digest, which only somebody with a registry can look up: both stages take it."""
+    assert re.findall(r"^FROM (\S+)", DOCKERFILE, flags=re.MULTILINE) == ["${PYTHON}", "${PYTHON}"]
+    # Before the first stage, or else the second one would not have it.
+    assert DOCKERFILE.index("ARG PYTHON=") < DOCKERFILE.index("FROM ")
