@@ -161,3 +161,11 @@ def test_every_value_is_in_the_schema_and_explained(helm4: Helm) -> None:
     missing = {k for k in keys(values) if not k.startswith(foreign)} - allowed(schema)
     assert missing == set()
     assert {k for k in allowed(schema) if not k.startswith(foreign)} - keys(values) == {"global"}
+
+
+def test_routers_run_the_image_of_the_operator(helm4: Helm) -> None:
+    private = ("--set", "image.repository=example/sglpool", "--set", "image.digest=sha256:" + "a" * 64)
+    (deployment,) = [o for o in helm4.template(*private) if o["kind"] == "Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "example/sglpool@sha256:" + "a" * 64
+    assert f"--router-image={container['image']}" in container["args"]

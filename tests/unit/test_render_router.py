@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -368,3 +369,16 @@ def test_a_canonical_amount_is_the_same_amount_and_stays(number: int, suffix: st
     once = canonical_amount(f"{number}{suffix}")
     assert amount(once) == amount(f"{number}{suffix}")
     assert canonical_amount(once) == once
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, "example/sglpool@sha256:abc"), ("mine:1", "mine:1")])
+def test_an_installation_may_name_the_image_and_a_new_one_replaces_nothing(own: str | None, expected: str) -> None:
+    router = {"enabled": True, **({"image": own} if own else {})}
+    plain = pools.pool({"router": router}, metadata={"uid": "pool"})
+    installed = replace(plain, router_image="example/sglpool@sha256:abc")
+    sized = pools.size(plain)
+    (made,) = [m for m in render.router_children(installed, sized) if m["kind"] == "Deployment"]
+    spec = made["spec"]["template"]["spec"]
+    images = {c["image"] for c in [*spec["initContainers"], *spec["containers"]] if c["command"][0] == "sglpool"}
+    assert images == {expected}
+    assert render.router_hash(installed, sized) == render.router_hash(plain, sized)

@@ -85,6 +85,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if .Values.gpuTypes }}
 - --gpu-types=/etc/sglpool/gpu-types.yaml
 {{- end }}
+- --router-image={{ include "sglpool.image" . }}
 - --workers={{ int .Values.operator.workers }}
 - --resync={{ .Values.operator.resync }}
 - --log-level={{ .Values.operator.logLevel }}

@@ -334,6 +334,7 @@ class Pool:
         status: The status as stored, raw.
         resource_version: For guarded status patches.
         deleting: Whether a deletion timestamp is set.
+        router_image: Image of sglpool for routers whose pool names none; empty for the one of this version.
     """
 
     name: str
@@ -345,6 +346,7 @@ class Pool:
     status: Manifest
     resource_version: str
     deleting: bool
+    router_image: str = ""
 
     @property
     def key(self) -> str:
@@ -352,10 +354,14 @@ class Pool:
         return f"{self.namespace}/{self.name}"
 
 
-def parse_pool(manifest: Manifest) -> Pool:
+def parse_pool(manifest: Manifest, *, router_image: str = "") -> Pool:
     """Read a pool as the API server returned it.
 
     Unknown fields are ignored: a newer CRD must not crash an older operator.
+
+    Args:
+        manifest: The InferencePool.
+        router_image: What the installation gives its routers.
 
     Raises:
         pydantic.ValidationError: The spec does not fit the models, which only a foreign or older CRD can cause.
@@ -371,4 +377,5 @@ def parse_pool(manifest: Manifest) -> Pool:
         status=manifest.get("status") or {},
         resource_version=metadata.get("resourceVersion", ""),
         deleting="deletionTimestamp" in metadata,
+        router_image=router_image,
     )

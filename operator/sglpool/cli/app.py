@@ -141,6 +141,9 @@ def operator(
         str | None,
         typer.Option(metavar="FILE", help="YAML with GPU types: node labels of known ones, or whole new ones."),
     ] = None,
+    router_image: Annotated[
+        str, typer.Option(metavar="IMAGE", help="Image of sglpool in routers whose pool names none.")
+    ] = "",
     check: Annotated[
         bool, typer.Option("--check", help="Say whether CRD, rights and running operators are as they should be; end.")
     ] = False,
@@ -163,6 +166,7 @@ def operator(
         log_json=log_format is LogFormat.JSON,
         clock_speed=clock_speed,
         gpu_types=gpu_types,
+        router_image=router_image,
     )
     raise typer.Exit(command.check(arguments) if check else command.run(arguments))
 

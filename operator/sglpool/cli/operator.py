@@ -42,6 +42,7 @@ class OperatorArguments:
         log_json: Whether lines are JSON.
         clock_speed: How many times faster than life the autoscaler lives.
         gpu_types: Path of a file with GPU types, None for those of the catalogue alone.
+        router_image: Image of routers whose pool names none, empty for the one of this version.
     """
 
     kubeconfig: str | None
@@ -54,6 +55,7 @@ class OperatorArguments:
     log_json: bool
     clock_speed: float = 1.0
     gpu_types: str | None = None
+    router_image: str = ""
 
 
 def check(arguments: OperatorArguments) -> int:
@@ -135,6 +137,7 @@ def options_of(arguments: OperatorArguments) -> OperatorOptions:
         resync_period_s=resync_s,
         clock_speed=arguments.clock_speed,
         catalog=catalog,
+        router_image=arguments.router_image,
     )
 
 

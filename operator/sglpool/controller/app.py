@@ -68,6 +68,7 @@ class OperatorOptions:
         resync_period_s: Seconds between full listings.
         clock_speed: Seconds of whoever watches load and health in a second of the wall clock; 1 but in rehearsals.
         catalog: Known models and GPU types.
+        router_image: Image of routers whose pool names none, empty for the one of this version.
     """
 
     kubeconfig: str | None = None
@@ -79,6 +80,7 @@ class OperatorOptions:
     resync_period_s: float = PERIOD_S
     clock_speed: float = 1.0
     catalog: Catalog = field(default_factory=load_catalog)
+    router_image: str = ""
 
 
 async def run_operator(options: OperatorOptions) -> None:
@@ -303,6 +305,7 @@ class Operator:
             metrics=self._metrics,
             wall_clock_s=time.time,
             clock=time.monotonic,
+            router_image=self._options.router_image,
         )
 
 

@@ -54,6 +54,7 @@ class Reconciler:
         metrics: Figures of the operator.
         wall_clock_s: Unix time.
         clock: Monotonic seconds.
+        router_image: Image of routers whose pool names none.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Reconciler:
         metrics: Metrics,
         wall_clock_s: Callable[[], float],
         clock: Callable[[], float],
+        router_image: str = "",
     ) -> None:
         self._kube = kube
         self._store = store
@@ -82,6 +84,7 @@ class Reconciler:
         self._metrics = metrics
         self._wall_clock_s = wall_clock_s
         self._clock = clock
+        self._router_image = router_image
         self._executor = Executor(kube, store)
         self._refusals = RefusalReader(kube, clock)
 
@@ -107,7 +110,7 @@ class Reconciler:
         namespace, name = key
         manifest = await self._kube.get(POOLS, namespace=namespace, name=name)
         try:
-            pool = parse_pool(manifest)
+            pool = parse_pool(manifest, router_image=self._router_image)
         except ValidationError as error:
             _LOG.error("pool=%s/%s its spec does not fit this operator: %s", namespace, name, error)
             return RequeueAfter(BLOCKED_RETRY_S)

@@ -215,7 +215,7 @@ def _picker_container(pool: Pool, volumes: _Volumes) -> Manifest:
 def _sglpool_container(pool: Pool, name: str, arguments: list[str], volumes: _Volumes) -> Manifest:
     return {
         "name": name,
-        "image": pool.spec.router.image or PICKER_IMAGE,
+        "image": pool.spec.router.image or pool.router_image or PICKER_IMAGE,
         "command": ["sglpool"],
         "args": arguments,
         "env": [
