@@ -16,6 +16,8 @@ from support.engine_process import EngineProcess
 from support.waiting import wait_until
 
 STREAMS = 200
+LATE_TOKENS = 4000
+"""More than an engine yields while a busy machine gets round to holding it up."""
 MAX_RSS_MIB = 60
 
 
@@ -31,7 +33,7 @@ def lag_s(engine: EngineProcess) -> float:
 def test_an_engine_that_was_held_up_says_so_and_catches_up(tmp_path: Path) -> None:
     with EngineProcess(tmp_path, "--disable-cuda-graph", "--skip-server-warmup") as engine:
         engine.wait_ready()
-        stream = engine.stream("/v1/chat/completions", chat("late", max_tokens=1500))
+        stream = engine.stream("/v1/chat/completions", chat("late", max_tokens=LATE_TOKENS))
         events = stream.events()
         next(events)
         before_s = lag_s(engine)
@@ -45,11 +47,16 @@ def test_an_engine_that_was_held_up_says_so_and_catches_up(tmp_path: Path) -> No
                 sock.recv(1)
         held_s = time.monotonic() - stopped_s
         engine.signal(signal.SIGCONT)
-        assert lag_s(engine) > before_s + held_s / 2
+        # It is told of at the engine's next step, and for some seconds after that.
+        wait_until(
+            lambda: lag_s(engine) > before_s + held_s / 2,
+            timeout_s=10,
+            describe=lambda: f"it was held up for {held_s:.1f} s and says {lag_s(engine):.3f} s",
+        )
         text = "".join(event["choices"][0]["delta"].get("content", "") for event in events if event != "[DONE]")
-        assert len(text) == 6000
+        assert len(text) == 4 * LATE_TOKENS
         # The time that it was held up is in the request's model time, and it is not longer for it.
-        healthy_s = 1500 * 0.04
+        healthy_s = LATE_TOKENS * 0.04
         assert engine.metric("sglang:e2e_request_latency_seconds_sum") < max(healthy_s, held_s * 50) + healthy_s
 
 
