@@ -89,8 +89,10 @@ def test_figures_are_those_of_the_work(watched: Watched, worked: Place):
 
     answered = f'sum(envoy_http_downstream_rq_xx{{{pool},envoy_response_code_class="2",{SERVING}}})'
     wait_until(lambda: now(answered) == asked, timeout_s=20, describe=lambda: f"{asked} answers: {now(answered)}")
-    # The engines' own warm-up is among theirs.
-    assert asked <= now(f"sum(sglang:num_requests_total{{{pool}}})") <= asked + 40
+    # The engines' own warm-up is among theirs; they are asked a moment after Envoy.
+    finished = f"sum(sglang:num_requests_total{{{pool}}})"
+    wait_until(lambda: now(finished) >= asked, timeout_s=20, describe=lambda: f"{asked} finished: {now(finished)}")
+    assert now(finished) <= asked + 40
     counts = [now(f"sum(sglpool_router_{kind}_tokens_total{{{pool}}})") for kind in ("cached", "prompt")]
     assert 0.5 < counts[0] / counts[1] < 1.0
 

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(400)]
 MODEL = "deepseek-v3.2"
 # At the speed of the watch the five minutes of a verdict are 15 s.
 FOUND_S = 90.0
+AGENTS = 6
 
 
 def test_a_replica_whose_speculation_collapses_is_replaced_and_its_peer_stays(
@@ -90,7 +91,7 @@ def test_a_replica_that_holds_requests_and_computes_nothing_is_replaced(
     pool.wait_ready(READY_S)
     before = pool.pods()
     agents = Agents(pool.router_address(), model="gpt-oss-120b", max_tokens=2000)
-    with agents.busy(6):
+    with agents.busy(AGENTS):
         wait_until(
             lambda: metric(before["still-b200-1"], "sglang:num_running_reqs") > 0,
             timeout_s=60,
@@ -123,8 +124,8 @@ def test_a_replica_that_holds_requests_and_computes_nothing_is_replaced(
     after = {name: pod["metadata"]["uid"] for name, pod in pool.pods().items()}
     assert after["still-b200-0"] == before["still-b200-0"]["metadata"]["uid"], "its peer stays"
     assert after["still-b200-1"] != before["still-b200-1"]["metadata"]["uid"]
-    # Nothing helps who waits on it, and nobody else is to notice.
-    assert sum(agents.answers.values()) - agents.answers[200] <= int(figures[2]), agents.answers
+    # Nothing helps who lives there: each waits in vain once, also who comes back after the figure was read.
+    assert sum(agents.answers.values()) - agents.answers[200] < AGENTS, agents.answers
     assert "unhealthy" not in pool.condition("Available")["message"]
 
 
