@@ -79,7 +79,8 @@ class ClusterPool:
             return found if current and found.get("reason") == reason else None
 
         def describe() -> str:
-            return f"{kind} of pool {self.name} is {reason}; it is {json.dumps(self.get().get('status'), indent=1)}"
+            status = json.dumps(self.get().get("status"), indent=1)
+            return f"{kind} of pool {self.name} is {reason}; it is {status}; its pods: {self.containers()}"
 
         found = wait_until(holds, timeout_s=timeout_s, describe=describe, interval_s=0.2)
         assert found is not None
@@ -97,6 +98,15 @@ class ClusterPool:
         labels = f"sglpool.io/pool={self.name},app.kubernetes.io/component=engine"
         items = self.kubectl.json("get", "pods", "-n", self.namespace, "-l", labels)["items"]
         return {pod["metadata"]["name"]: pod for pod in items}
+
+    def containers(self) -> dict[str, list[Any]]:
+        """What each container of each engine pod does, for messages."""
+        found = {}
+        for name, pod in self.pods().items():
+            kinds = ("initContainerStatuses", "containerStatuses")
+            states = [c for kind in kinds for c in pod["status"].get(kind) or ()]
+            found[name] = [(c["name"], c["ready"], c["restartCount"], c["state"]) for c in states]
+        return found
 
     def router_address(self) -> str:
         """Where its one router pod answers."""

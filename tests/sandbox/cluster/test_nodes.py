@@ -109,7 +109,7 @@ def test_a_node_that_is_lost_costs_its_own_streams_and_nothing_when_it_returns(
         router={"replicas": 1},
         engine={"extraArgs": ["--stream-interval=100"]},
     )
-    pool.wait_ready(READY_S)
+    pool.wait_ready(2 * READY_S)
     wait_until(lambda: pool.condition("ScalingActive").get("status") == "True", timeout_s=30, describe="it is read")
     before = pool.pods()
     router, node = pool.router_address(), before["spot-b200-1"]["spec"]["nodeName"]
