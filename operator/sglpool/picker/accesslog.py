@@ -27,9 +27,12 @@ ROTATE_BYTES = 4 * 2**20
 READ_BYTES = 256 * 1024
 LINES_AT_ONCE = 8
 """Lines taken at a stretch: some tenths of a millisecond. Envoy writes dozens together, and a pick waits for none."""
+SHARE_AT_ONCE = 4
+"""Of a backlog so large a part goes at a stretch: between two stretches there may be dozens of picks, whose slots only
+these lines give back."""
 MAX_LINE_BYTES = 16 * 1024
 SETTLE_S = 1.0
-"""So long Envoy may still write to the old file after it was told to open a new one."""
+"""So long the old file is read after Envoy was told to open a new one, if nobody writes to that."""
 RETRY_S = 5.0
 
 _LOG = logging.getLogger("sglpool.picker")
@@ -105,6 +108,7 @@ class AccessLog:
         self._descriptor: int | None = None
         self._is_old = False
         self._reopened_s: float | None = None
+        self._has_successor = False
         self._try_at_s = 0.0
         self._lines: deque[bytes] = deque()
         self._pending = b""
@@ -135,7 +139,7 @@ class AccessLog:
         """
         if not self._lines and not self._read():
             return False
-        count = min(LINES_AT_ONCE, len(self._lines))
+        count = min(len(self._lines), max(LINES_AT_ONCE, len(self._lines) // SHARE_AT_ONCE))
         self._metrics.log_lines.inc(count)
         for _ in range(count):
             self._line(self._lines.popleft())
@@ -173,6 +177,7 @@ class AccessLog:
             with contextlib.suppress(FileNotFoundError):
                 self._descriptor = os.open(path, os.O_RDONLY)
                 self._is_old, self._reopened_s, self._pending = is_old, None, b""
+                self._has_successor = False
                 return True
         return False
 
@@ -188,9 +193,13 @@ class AccessLog:
             self._is_old = True
         if self._reopened_s is None:
             await self._ask_for_new(now_s)
-        elif now_s - self._reopened_s > SETTLE_S:
+        elif self._has_successor or now_s - self._reopened_s > SETTLE_S:
             self.close()
             self._old.unlink(missing_ok=True)
+        else:
+            # What Envoy writes to the new file it writes after the last of the old one; read that once more, then go.
+            with contextlib.suppress(FileNotFoundError):
+                self._has_successor = self._path.stat().st_size > 0
 
     async def _ask_for_new(self, now_s: float) -> None:
         if now_s < self._try_at_s:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sglpool.picker.accesslog import LINES_AT_ONCE, ROTATE_BYTES, AccessLog, parse_line
+from sglpool.picker.accesslog import LINES_AT_ONCE, ROTATE_BYTES, SHARE_AT_ONCE, AccessLog, parse_line
 from sglpool.picker.admin import AdminError, AdminGone, parse_active
 from sglpool.picker.app import policy_config
 from sglpool.picker.initial import digest, read_keys
@@ -169,7 +169,21 @@ async def test_what_else_is_to_be_done_comes_between_a_few_lines_and_the_next(tm
             counts.append(len(seen))
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
-    assert max(after - before for before, after in itertools.pairwise(counts)) <= LINES_AT_ONCE
+    steps = [(1000 - before, after - before) for before, after in itertools.pairwise(counts)]
+    assert all(taken <= max(LINES_AT_ONCE, left // SHARE_AT_ONCE) for left, taken in steps)
+    writer.file.close()
+
+
+def test_a_log_that_grows_by_dozens_of_lines_between_two_stretches_is_kept_up_with(tmp_path):
+    """Its lines give slots back: a reader that falls behind makes every replica look full."""
+    log, writer, seen, _ = make_log(tmp_path)
+    written = 0
+    for _ in range(200):
+        writer.write(*(f"a.b.c.{number}" for number in range(written, written + 40)))
+        written += 40
+        log.read_some()
+    assert written - len(seen) < 1000
+    log.close()
     writer.file.close()
 
 
@@ -211,6 +225,22 @@ async def test_a_large_file_is_replaced_and_no_line_is_lost(tmp_path, moments):
     read_all(log)
     assert len(seen) == count + 2
     assert seen[-2:] == ["a.b.c.9999999", "a.b.c.8888888"]
+    log.close()
+    writer.file.close()
+
+
+async def test_the_new_file_is_read_as_soon_as_it_is_written_to(tmp_path, moments):
+    """A second later thousands of slots would still be held, and every replica look full."""
+    log, writer, seen, _ = make_log(tmp_path)
+    large(writer)
+    read_all(log)
+    await log._between()
+    writer.write("a.b.c.6666666")
+    for _ in range(2):
+        await log._between()
+        read_all(log)
+    assert seen[-1] == "a.b.c.6666666"
+    assert not (tmp_path / "access.log.old").exists()
     log.close()
     writer.file.close()
 
