@@ -162,6 +162,7 @@ class Operator:
             collector=self._collector,
             metrics=metrics,
             wall_clock_s=time.time,
+            router_image=options.router_image,
         )
 
     async def run(self) -> None:

@@ -96,6 +96,7 @@ class Resync:
         collector: Is told which pools may have ConfigMaps that nobody needs.
         metrics: Figures of the operator.
         wall_clock_s: Unix time.
+        router_image: Image of routers whose pool names none, as the reconciles have it.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Resync:
         collector: Collector,
         metrics: Metrics,
         wall_clock_s: Callable[[], float],
+        router_image: str,
     ) -> None:
         self._kube = kube
         self._namespaces: tuple[str | None, ...] = namespaces or (None,)
@@ -120,6 +122,7 @@ class Resync:
         self._collector = collector
         self._metrics = metrics
         self._wall_clock_s = wall_clock_s
+        self._router_image = router_image
         self.last_s: float | None = None
 
     async def run_for_ever(self, *, period_s: float = PERIOD_S) -> None:
@@ -165,7 +168,7 @@ class Resync:
             async for page in self._pages(CONFIGMAPS, namespace, metadata_only=True):
                 found.configmaps.update(key for manifest in page if (key := pool_key(manifest)) is not None)
             async for page in self._kube.pages(POOLS, namespace=namespace, page_size=PAGE_SIZE):
-                for pool in _parsed(page):
+                for pool in self._parsed(page):
                     self._expect(pool, found)
             for resource in _CHILDREN:
                 async for page in self._pages(resource, namespace):
@@ -175,6 +178,12 @@ class Resync:
                             views.put_deployment(manifest)
             found.expected.clear()
         return found
+
+    def _parsed(self, page: Iterable[Manifest]) -> Iterator[Pool]:
+        """The pools of a page; one that does not fit this operator is reported by its reconcile."""
+        for manifest in page:
+            with contextlib.suppress(ValidationError):
+                yield parse_pool(manifest, router_image=self._router_image)
 
     def _expect(self, pool: Pool, found: _Listing) -> None:
         """Note what a pool's children should be."""
@@ -220,13 +229,6 @@ class Resync:
             metadata_only=metadata_only,
             page_size=PAGE_SIZE,
         )
-
-
-def _parsed(page: Iterable[Manifest]) -> Iterator[Pool]:
-    """The pools of a page; one that does not fit this operator is reported by its reconcile."""
-    for manifest in page:
-        with contextlib.suppress(ValidationError):
-            yield parse_pool(manifest)
 
 
 def _judge(page: Iterable[Manifest], found: _Listing) -> None:
