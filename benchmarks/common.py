@@ -8,6 +8,8 @@ import json
 import math
 import os
 import platform
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -100,3 +102,8 @@ def _rounded(value: float | None) -> float | None:
 
 def _number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def say(line: str) -> None:
+    """Tell whoever waits how far it is."""
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)

@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.bare import BareClient, Observer
-from benchmarks.common import RESULTS, Row, percentile, show, write_results
+from benchmarks.common import RESULTS, Row, percentile, say, show, write_results
 from benchmarks.operator import create_all, foreign_writes, quiet
 from benchmarks.pools import CHILDREN, NAMESPACE, prepare
 from benchmarks.processes import control_plane, running
@@ -65,7 +64,7 @@ class Settings:
 
 def install_times(folder: Path, settings: Settings) -> tuple[list[float], list[float]]:
     """Seconds of `helm install --wait`: of ours, and of a pod that does nothing."""
-    helm = binaries.ensure(["helm"], say=_say)["helm"]
+    helm = binaries.ensure(["helm"], say=say)["helm"]
     bare = folder / "bare"
     for name, text in _BARE_CHART.items():
         path = bare / name
@@ -94,7 +93,7 @@ def _install(helm: Path, kubeconfig: Path, name: str, chart: Path) -> float:
     run("install", name, chart, *place, "--create-namespace", "--wait", "--timeout", f"{INSTALL_LIMIT_S}s")
     took_s = time.perf_counter() - begin_s
     run("uninstall", name, *place, "--wait", "--timeout", f"{INSTALL_LIMIT_S}s")
-    _say(f"{name}: {took_s:.1f} s")
+    say(f"{name}: {took_s:.1f} s")
     return took_s
 
 
@@ -118,7 +117,7 @@ async def cold_starts(kubeconfig: Path, log: Path, settings: Settings) -> tuple[
                 await operator.caught_up(reconciles=settings.pools, limit_s=120)
                 times_s.append(time.perf_counter() - operator.started_s)
                 await quiet(client)
-            _say(f"a start: {times_s[-1]:.1f} s")
+            say(f"a start: {times_s[-1]:.1f} s")
         return times_s, foreign_writes(before, await client.writes())
 
 
@@ -128,9 +127,9 @@ async def cold_starts(kubeconfig: Path, log: Path, settings: Settings) -> tuple[
 def measure(settings: Settings) -> list[Row]:
     """Bring everything up, measure, and leave nothing behind."""
     with tempfile.TemporaryDirectory(prefix="sglpool-bench-") as folder:
-        _say("installing")
+        say("installing")
         installs, floor = install_times(Path(folder), settings)
-        _say(f"{settings.pools} pools")
+        say(f"{settings.pools} pools")
         with control_plane(Path(folder) / "operator") as kubeconfig:
             starts, writes = asyncio.run(cold_starts(kubeconfig, Path(folder) / "operator.log", settings))
     peer = "a chart whose pod is ready as soon as it runs"
@@ -171,10 +170,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.out or not options.quick:
         values = {"installs": settings.installs, "pools": settings.pools, "starts": settings.starts}
         write_results(options.out or RESULTS / "install.json", benchmark="install", settings=values, rows=found)
-
-
-def _say(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

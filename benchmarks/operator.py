@@ -9,7 +9,6 @@ burst, then single pools one at a time, then nothing at all, then a restart. Run
 import argparse
 import asyncio
 import json
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.bare import BareClient, Observer
-from benchmarks.common import RESULTS, Row, percentile, show, write_results
+from benchmarks.common import RESULTS, Row, percentile, say, show, write_results
 from benchmarks.pools import CHILDREN, NAMESPACE, PLACEHOLDER_UID, Prepared, prepare
 from benchmarks.processes import OperatorProcess, control_plane, running
 
@@ -173,7 +172,7 @@ def foreign_writes(before: Counter[str], after: Counter[str]) -> int:
     """
     writes = {resource: count for resource, count in (after - before).items() if resource not in _NO_WRITES}
     if writes:
-        _say(f"writes: {writes}")
+        say(f"writes: {writes}")
     return sum(writes.values())
 
 
@@ -224,19 +223,19 @@ async def operate(kubeconfig: Path, log: Path, settings: Settings) -> Operated:
     async with BareClient.connect(kubeconfig) as client:
         async with running(kubeconfig, log) as operator, Observer(client, CHILDREN).watch(NAMESPACE) as observer:
             await operator.caught_up(reconciles=0)
-            _say(f"{settings.pools} pools at once")
+            say(f"{settings.pools} pools at once")
             burst = await burst_of_pools(client, observer, settings)
             await operator.caught_up(reconciles=settings.pools)
             figures = await operator.figures()
             await quiet(client)
-            _say(f"{settings.samples} pools, one after another")
+            say(f"{settings.samples} pools, one after another")
             latencies_ms = await single_pools(client, observer, settings)
-            _say(f"{settings.idle_s:g} s of nothing")
+            say(f"{settings.idle_s:g} s of nothing")
             mark = len(operator.rss_bytes)
             idle_writes, own_idle_writes, idle_cpu = await writes_while_idle(client, operator, settings.idle_s)
             steady_bytes = percentile(operator.rss_bytes[mark:], 50)
             peak_bytes = operator.peak_bytes()
-        _say("a restart")
+        say("a restart")
         before = await client.writes()
         async with running(kubeconfig, log) as operator:
             await operator.caught_up(reconciles=total, limit_s=120)
@@ -325,10 +324,10 @@ def rows(settings: Settings, floor_burst: Burst, floor_ms: list[float], found: O
 def measure(settings: Settings) -> list[Row]:
     """Bring everything up, measure, and leave nothing behind."""
     with tempfile.TemporaryDirectory(prefix="sglpool-bench-") as folder:
-        _say("the floor")
+        say("the floor")
         with control_plane(Path(folder) / "floor") as kubeconfig:
             floor_burst, floor_ms = asyncio.run(floor(kubeconfig, settings))
-        _say("the operator")
+        say("the operator")
         with control_plane(Path(folder) / "operator") as kubeconfig:
             found = asyncio.run(operate(kubeconfig, Path(folder) / "operator.log", settings))
     return rows(settings, floor_burst, floor_ms, found)
@@ -351,10 +350,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.out or not options.quick:
         values = {"pools": settings.pools, "samples": settings.samples, "idleSeconds": settings.idle_s}
         write_results(options.out or RESULTS / "operator.json", benchmark="operator", settings=values, rows=found)
-
-
-def _say(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -21,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from benchmarks.common import RESULTS, Row, show, write_results
+from benchmarks.common import RESULTS, Row, say, show, write_results
 from benchmarks.router_decision import Decided, decide, decision_buckets
 from benchmarks.router_own import own_router
 from benchmarks.router_peers import (
@@ -254,9 +252,9 @@ def measure(settings: Settings, cache: Path) -> list[Row]:
     """Measure everything, and leave nothing behind but what was compiled and installed."""
     turns: list[Turn] = []
     for number in range(settings.rounds):
-        _say(f"round {number + 1} of {settings.rounds}")
+        say(f"round {number + 1} of {settings.rounds}")
         turns += measure_round(settings, cache)
-    _say("decisions")
+    say("decisions")
     decided, floors = [], []
     for _ in range(settings.decision_rounds):
         one, floor_ms = decide(
@@ -288,10 +286,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "decisionSeconds": settings.decision_s,
         }
         write_results(options.out or RESULTS / "router.json", benchmark="router", settings=values, rows=found)
-
-
-def _say(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

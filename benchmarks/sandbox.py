@@ -7,16 +7,14 @@ the pool. Run it with `python -m benchmarks.sandbox`, on a machine that does not
 
 import argparse
 import os
-import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import radix, replicas
-from benchmarks.common import RESULTS, Row, show, write_results
+from benchmarks.common import RESULTS, Row, say, show, write_results
 from benchmarks.engines import decoded, engine, free_port, lag_s, rates, wait_open, wait_ready
 from benchmarks.streams import Address, Load, Streamed, floor, run_load
 
@@ -130,7 +128,7 @@ def measure_engines(folder: Path, seconds: float) -> tuple[OneEngine, OneEngine]
         ]
         for (name, speculative, speed), (address, pid) in zip(kinds, started, strict=True):
             load = load_for(seconds, speculative=speculative)
-            _say(f"{STREAMS} streams, {load.events_per_s:.3g} events/s each, then the floor")
+            say(f"{STREAMS} streams, {load.events_per_s:.3g} events/s each, then the floor")
             found.append(one_engine(folder / name, address, pid, load, speed=speed))
     return found[0], found[1]
 
@@ -245,11 +243,11 @@ def replica_rows(settings: replicas.Settings, found: replicas.Found, alone: Stre
 
 def measure(settings: Settings) -> list[Row]:
     """Measure everything, and leave nothing behind."""
-    _say("the radix cache")
+    say("the radix cache")
     found = radix.rows(turns=settings.turns)
     with tempfile.TemporaryDirectory(prefix="sglpool-bench-") as folder:
         plain, draft = measure_engines(Path(folder), settings.seconds)
-        _say(f"a sandbox with {settings.pool.replicas} replicas")
+        say(f"a sandbox with {settings.pool.replicas} replicas")
         pool = replicas.measure(Path(folder) / "sandbox", settings.pool)
     return [
         *engine_rows(plain, "a token an event"),
@@ -281,10 +279,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "loadAverageBefore": load_before,
         }
         write_results(options.out or RESULTS / "sandbox.json", benchmark="sandbox", settings=values, rows=found)
-
-
-def _say(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
