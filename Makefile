@@ -1,5 +1,7 @@
 # The entry points of the project. `make demo` shows it, `make test` proves it; both install what they need.
 BIN := .venv/bin
+# Where there is no uv, the bootstrap puts one there.
+export PATH := $(PATH):$(CURDIR)/$(BIN)
 PYTEST_ARGS ?=
 
 .PHONY: demo docs manifests test test-core test-cluster test-sandbox test-faults check crd crd-check fmt bootstrap clean sbom bench-operator bench-router bench-sandbox bench-balance bench-autoscaler bench-install

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv with everything that the project and its tests need. Run by make; safe to run again.
-# uv installs exactly the lock; without uv, venv and pip install what pyproject.toml allows.
+# uv installs exactly the lock; where there is no uv, pip brings it into .venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -35,14 +35,19 @@ if [ -n "${CI:-}" ] && ! command -v prometheus >/dev/null; then
   install prometheus
 fi
 
-if command -v uv >/dev/null; then
-  uv sync --quiet --frozen --extra sandbox --extra router --group dev
-else
-  python=$(command -v python3.13 || command -v python3.12 || command -v python3.11 || command -v python3)
-  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-    { echo "Python 3.11 or later is needed, $("$python" -V) found" >&2; exit 1; }
-  [ -x .venv/bin/pip ] || "$python" -m venv .venv
-  .venv/bin/pip install --quiet --upgrade 'pip>=25.1'   # the first pip that knows dependency groups
-  .venv/bin/pip install --quiet --editable '.[sandbox,router]' --group dev
+# A name on the path may be a shim that stands for no Python: the first that runs is taken.
+find_python() {
+  local name
+  for name in python3.13 python3.12 python3.11 python3; do
+    "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$name"; return; }
+  done
+  echo "Python 3.11 or later is needed; found $(python3 -V 2>&1)" >&2
+  return 1
+}
+if ! command -v uv >/dev/null; then
+  [ -x .venv/bin/uv ] || { python=$(find_python) && "$python" -m venv .venv && .venv/bin/pip install --quiet uv; }
+  PATH="$PWD/.venv/bin:$PATH"
 fi
+# --inexact: a uv that was installed above is not in the lock, and stays.
+uv sync --quiet --frozen --inexact --extra sandbox --extra router --group dev
 touch "$stamp"

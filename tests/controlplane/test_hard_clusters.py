@@ -18,6 +18,7 @@ from support.waiting import wait_until
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(300)]
 Json = dict[str, Any]
 OUTAGE_S = 30.0
+MARK = "mesh/injected"
 MOST_LINES = 150
 """Of an operator that knows nothing better than to try again, with growing pauses, for as long as an outage takes."""
 
@@ -68,10 +69,10 @@ def test_admission_that_changes_our_objects_is_not_fought(
 ) -> None:
     """A policy that adds to pods and templates, as meshes and mirrors of images do."""
     name = f"meddle-{namespace}"
-    added = 'Object{metadata: Object.metadata{annotations: {"mesh/injected": "yes"}}}'
+    added = f'Object{{metadata: Object.metadata{{annotations: {{"{MARK}": "yes"}}}}}}'
     template = (
         "Object{spec: Object.spec{template: Object.spec.template{metadata: Object.spec.template.metadata{"
-        'annotations: {"mesh/injected": "yes"}}}}}'
+        f'annotations: {{"{MARK}": "yes"}}}}}}}}}}'
     )
     for suffix, group, resource, expression in (
         ("pods", "", "pods", added),
@@ -80,9 +81,12 @@ def test_admission_that_changes_our_objects_is_not_fought(
     ):
         apply_policy(kubectl, f"{name}-{suffix}", namespace, group, resource, expression)
     try:
+        # A template that is changed later is a new revision, and then replicas are rightly replaced.
+        wait_until(lambda: in_force(kubectl, namespace), timeout_s=60, describe="every policy is in force")
         pool = make_pool()
-        wait_until(lambda: injected(pool), timeout_s=60, describe="the policy has changed a pod of the pool")
         pool.wait_ready(timeout_s=120)
+        assert all(MARK in pod["metadata"]["annotations"] for pod in pool.pods().values())
+        assert MARK in pool.statefulset()["spec"]["template"]["metadata"]["annotations"]
         versions = quiet(pool)
         uids = sorted(pod["metadata"]["uid"] for pod in pool.pods().values())
         pool.apply(replicas=2)
@@ -127,13 +131,19 @@ def apply_policy(kubectl: Kubectl, name: str, namespace: str, group: str, resour
         kubectl("apply", "-f", "-", input=json.dumps(manifest))
 
 
-def injected(pool: ClusterPool) -> bool:
-    """Pods made before the policy was in force are made again, so that there is one that it has changed."""
-    pods = pool.pods().values()
-    if any("mesh/injected" in (pod["metadata"].get("annotations") or {}) for pod in pods):
-        return True
-    pool.kubectl("delete", "pods", "-n", pool.namespace, "--all", "--wait=false", "--grace-period=0", "--force")
-    return False
+def in_force(kubectl: Kubectl, namespace: str) -> bool:
+    """Whether a Pod, a StatefulSet and a Deployment would be changed on their way in; none of them is made."""
+    pod = {"metadata": {"labels": {"app": "x"}}, "spec": {"containers": [{"name": "x", "image": "x"}]}}
+    of_pods = {"selector": {"matchLabels": pod["metadata"]["labels"]}, "template": pod}
+    shapes = [
+        {"apiVersion": "v1", "kind": "Pod", "spec": pod["spec"]},
+        {"apiVersion": "apps/v1", "kind": "StatefulSet", "spec": {"serviceName": "x", **of_pods}},
+        {"apiVersion": "apps/v1", "kind": "Deployment", "spec": of_pods},
+    ]
+    return all(
+        MARK in kubectl("create", "-n", namespace, "--dry-run=server", "-o", "json", "-f", "-", input=json.dumps(shape))
+        for shape in ({**shape, "metadata": {"name": "x"}} for shape in shapes)
+    )
 
 
 def quiet(pool: ClusterPool) -> dict[str, str]:
