@@ -10,6 +10,7 @@ import yaml
 
 from sglpool.api.conditions import TABLE
 from support.gitops import ACTIONS, ARGOCD, GitOps
+from support.golden import check_committed
 
 Json = dict[str, Any]
 CONFIG = ARGOCD / "argocd-cm.yaml"
@@ -110,9 +111,7 @@ data:
 
 
 def test_the_configuration_is_made_from_the_scripts(regenerate: bool) -> None:
-    if regenerate:
-        CONFIG.write_text(config(), encoding="utf-8")
-    assert CONFIG.read_text(encoding="utf-8") == config(), "run `pytest tests/gitops --regenerate`"
+    check_committed(CONFIG, config(), regenerate=regenerate)
     data = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["data"]
     actions = yaml.safe_load(data["resource.customizations.actions.sglpool.io_InferencePool"])
     assert [action["name"] for action in actions["definitions"]] == list(ACTIONS)

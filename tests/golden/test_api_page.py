@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sglpool.api.crd import build_crd
+from support.golden import check_committed
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 Schema = dict[str, Any]
@@ -89,6 +90,4 @@ def page() -> str:
 
 
 def test_the_page_is_current(regenerate: bool) -> None:
-    if regenerate:
-        PAGE.write_text(page())
-    assert PAGE.read_text() == page(), "run `pytest tests/golden --regenerate`"
+    check_committed(PAGE, page(), regenerate=regenerate)

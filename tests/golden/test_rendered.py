@@ -4,7 +4,6 @@ Script texts are left out and everything named by their content is masked, so th
 here. Spec hashes are in: one that changes would restart the models of everybody who upgrades.
 """
 
-import difflib
 from pathlib import Path
 
 import pytest
@@ -16,25 +15,12 @@ from sglpool.api.validate import load_pool
 from sglpool.catalog import load_catalog
 from sglpool.render.scripts import CONFIG_NAME
 from sglpool.sizing.pools import size_pool
+from support.golden import as_yaml, check_committed
 
 HERE = Path(__file__).parent
 SAMPLES = HERE.parents[1] / "manifests" / "samples"
 RENDERED = HERE / "rendered"
 POOLS = {path.stem: path for path in sorted([*SAMPLES.glob("*.yaml"), *(HERE / "pools").glob("*.yaml")])}
-
-
-class _Dumper(yaml.SafeDumper):
-    """Block style for texts of several lines, no anchors."""
-
-    def ignore_aliases(self, data):
-        return True
-
-
-def _text(dumper, text):
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
 
 
 def rendered(path: Path) -> str:
@@ -50,7 +36,7 @@ def rendered(path: Path) -> str:
         scripts = configmap["data"].keys() - {CONFIG_NAME}
         configmap["data"] |= dict.fromkeys(scripts, "(as in the package)")
         manifests += [configmap, statefulset]
-    text = yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=120)
+    text = as_yaml(manifests)
     for value, mask in masks.items():
         text = text.replace(value, mask)
     return text
@@ -58,13 +44,7 @@ def rendered(path: Path) -> str:
 
 @pytest.mark.parametrize("name", POOLS)
 def test_a_pool_is_rendered_as_before(name: str, regenerate: bool) -> None:
-    expected_path, now = RENDERED / f"{name}.yaml", rendered(POOLS[name])
-    if regenerate:
-        expected_path.write_text(now, encoding="utf-8")
-    assert expected_path.exists(), f"{expected_path.name} is missing: pytest tests/golden --regenerate"
-    before = expected_path.read_text(encoding="utf-8")
-    diff = difflib.unified_diff(before.splitlines(), now.splitlines(), "committed", "rendered now", lineterm="", n=4)
-    assert before == now, "if this is wanted: pytest tests/golden --regenerate\n" + "\n".join(diff)
+    check_committed(RENDERED / f"{name}.yaml", rendered(POOLS[name]), regenerate=regenerate)
 
 
 def test_every_golden_file_has_its_pool() -> None:

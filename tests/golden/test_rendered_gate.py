@@ -9,6 +9,7 @@ import yaml
 from sglpool import render
 from sglpool.api import names
 from sglpool.api.validate import load_pool
+from support.golden import check_committed
 
 HERE = Path(__file__).parent
 SAMPLE = HERE.parents[1] / "manifests" / "samples" / "everything.yaml"
@@ -23,9 +24,7 @@ def test_the_job_of_a_gate_is_as_expected(regenerate):
     assert gate is not None
     job = render.gate_job(pool, gate, revision="everything-b200-7f9c", pod_uid="pod-uid", address="fd00::7")
     text = yaml.safe_dump(job, sort_keys=False, width=120)
-    if regenerate:
-        EXPECTED.write_text(text, encoding="utf-8")
-    assert text == EXPECTED.read_text(encoding="utf-8")
+    check_committed(EXPECTED, text, regenerate=regenerate)
 
 
 def test_another_revision_or_another_test_is_another_job():

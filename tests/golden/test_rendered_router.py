@@ -6,7 +6,6 @@ changes no file here. The hash of the user's choice is in: one that changes woul
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from sglpool.api.validate import load_pool
 from sglpool.catalog import load_catalog
 from sglpool.render.router_pod import PICKER_IMAGE
 from sglpool.sizing.pools import size_pool
+from support.golden import as_yaml, check_committed
 
 HERE = Path(__file__).parent
 SAMPLES = HERE.parents[1] / "manifests" / "samples"
@@ -33,18 +33,6 @@ POOLS = {
 }
 
 
-class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data):
-        return True
-
-
-def _text(dumper, text):
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
-
-
 def rendered(path: Path) -> str:
     pool = load_pool(yaml.safe_load(path.read_text(encoding="utf-8")))
     sized = size_pool(pool, load_catalog(), node_memory_bytes={}, hicache_bytes={})
@@ -53,20 +41,13 @@ def rendered(path: Path) -> str:
     configmap["data"] |= dict.fromkeys(
         configmap["data"].keys() - {"picker.json"}, "(as Envoy's contract tests have it)"
     )
-    text = yaml.dump_all([configmap, *render.router_children(pool, sized)], Dumper=_Dumper, sort_keys=False, width=120)
+    text = as_yaml([configmap, *render.router_children(pool, sized)])
     return text.replace(name, names.router_configmap_name(pool.name, "masked")).replace(PICKER_IMAGE, "(this version)")
 
 
 @pytest.mark.parametrize("name", POOLS)
 def test_a_router_is_rendered_as_before(name: str, regenerate: bool) -> None:
-    expected_path, now = RENDERED / f"{name}.yaml", rendered(POOLS[name])
-    if regenerate:
-        RENDERED.mkdir(exist_ok=True)
-        expected_path.write_text(now, encoding="utf-8")
-    assert expected_path.exists(), f"{expected_path.name} is missing: pytest tests/golden --regenerate"
-    before = expected_path.read_text(encoding="utf-8")
-    diff = difflib.unified_diff(before.splitlines(), now.splitlines(), "committed", "rendered now", lineterm="", n=4)
-    assert before == now, "if this is wanted: pytest tests/golden --regenerate\n" + "\n".join(diff)
+    check_committed(RENDERED / f"{name}.yaml", rendered(POOLS[name]), regenerate=regenerate)
 
 
 def test_every_golden_file_has_its_pool() -> None:
