@@ -19,6 +19,7 @@ from sglpool.scaling import (
 TICK_S = 15.0
 KV_TOKENS = 500_000.0
 START_S = 1_800_000_000.0
+WINDOW_S = 900.0
 
 
 def policy(*types: TypePolicy, least: int = 1, most: int = 100, **more: float) -> Policy:
@@ -180,3 +181,10 @@ class Pool:
     def wanted(self) -> dict[str, int]:
         """What the last decision wants."""
         return dict(self.decisions[-1].wanted)
+
+
+def settled(load: float, replicas: int, **more: object) -> Pool:
+    """A pool that has carried a load for longer than a window."""
+    pool = Pool(policy(), load=load, **more).fill(B200=replicas)  # type: ignore[arg-type]
+    pool.run(WINDOW_S + 2 * TICK_S)
+    return pool
