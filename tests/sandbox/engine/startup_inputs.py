@@ -78,18 +78,20 @@ def make_draft(folder: Path) -> Path:
     return make_model(folder, DRAFT_CONFIG, weight_bytes=2 * GIB, replicated_bytes=0)
 
 
+H200: dict[str, Any] = {
+    "node": "h200-0",
+    "accelerator": "NVIDIA H200",
+    "gpu_type": "H200",
+    "gpus": 1,
+    "gpu_memory_mib": 143771,
+    "speed": 100_000.0,
+}
+"""In a hurry."""
+
+
 def machine(folder: Path, **changes: Any) -> Machine:
-    """One H200, in a hurry."""
-    fields: dict[str, Any] = {
-        "folder": folder,
-        "node": "h200-0",
-        "accelerator": "NVIDIA H200",
-        "gpu_type": "H200",
-        "gpus": 1,
-        "gpu_memory_mib": 143771,
-        "speed": 100_000.0,
-    }
-    return Machine(**(fields | changes))
+    """One H200."""
+    return Machine(folder=folder, **(H200 | changes))
 
 
 B200: dict[str, Any] = {"accelerator": "NVIDIA B200", "gpu_type": "B200", "gpus": 8, "gpu_memory_mib": 183359}
@@ -98,16 +100,7 @@ B200: dict[str, Any] = {"accelerator": "NVIDIA B200", "gpu_type": "B200", "gpus"
 def write_machine(folder: Path, **changes: Any) -> Path:
     """Write machine.json as the node agent does."""
     folder.mkdir(parents=True, exist_ok=True)
-    content = {
-        "node": "h200-0",
-        "accelerator": "NVIDIA H200",
-        "gpu_type": "H200",
-        "gpus": 1,
-        "gpu_memory_mib": 143771,
-        "speed": 100_000.0,
-        "pod": "default/a",
-    }
-    (folder / "machine.json").write_text(json.dumps(content | changes))
+    (folder / "machine.json").write_text(json.dumps({**H200, "pod": "default/a", **changes}))
     return folder
 
 
