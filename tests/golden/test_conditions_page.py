@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sglpool.api.conditions import ABNORMAL, TABLE
+from sglpool.api.conditions import PRESENT_ONLY, TABLE
 
 PAGE = Path(__file__).parents[2] / "docs" / "conditions.md"
 
@@ -21,8 +21,8 @@ def page() -> str:
     lines = [HEAD]
     for kind, reasons in TABLE.items():
         lines += [f"## {kind}", ""]
-        if kind in ABNORMAL:
-            lines += ["Present only while it is True.", ""]
+        if kind in PRESENT_ONLY:
+            lines += [f"Present only {PRESENT_ONLY[kind]}.", ""]
         lines += ["| reason | status | meaning |", "|---|---|---|"]
         lines += [f"| `{name}` | {reason.status} | {reason.meaning} |" for name, reason in reasons.items()]
         lines.append("")

@@ -69,7 +69,7 @@ class Case:
     refusals: dict[str, Refusal] = field(default_factory=dict)
     rollout: str = ""
     test: str = ""
-    nodes: dict[str, ObservedNode] | None = None
+    nodes: dict[str, ObservedNode] | None = field(default_factory=dict)
     blockers: Sequence[Blocker] = ()
     status: Json = field(default_factory=dict)
     now_s: float = NOW_S
@@ -220,6 +220,14 @@ CASES = {
         expect={"Ready": "NodeLost", "Progressing": "NodeLost", "Available": "MinimumReplicasAvailable"},
         words=["kimi-b200-1: node away is not ready"],
         kstatus="InProgress",
+    ),
+    "nodes can be read": Case(pods=READY, expect={"Ready": "AllReplicasReady", "NodesReady": ""}, kstatus="Current"),
+    "nodes cannot be read": Case(
+        pods=READY,
+        nodes=None,
+        expect={"Ready": "AllReplicasReady", "NodesReady": "NodesUnreadable"},
+        words=["cannot list and watch nodes", "rbac.nodes"],
+        kstatus="Current",
     ),
     "image cannot be pulled": Case(
         pods=[pod(0), waiting("ErrImagePull")],

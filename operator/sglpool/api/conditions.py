@@ -17,6 +17,13 @@ Status = Literal["True", "False", "Unknown"]
 ABNORMAL = frozenset({"Reconciling", "Stalled"})
 """Types that are present only while True."""
 
+PRESENT_ONLY: Mapping[str, str] = {
+    "RouterReady": "where the pool has a router",
+    "NodesReady": "where the operator cannot read nodes; where it can, a lost one shows in `Ready`",
+    **dict.fromkeys(sorted(ABNORMAL), "while it is True"),
+}
+"""When types are there that are not always there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:
@@ -114,6 +121,11 @@ TABLE: Mapping[str, Mapping[str, Reason]] = {
         "RouterAvailable": Reason("True", "A router pod is ready."),
         "RouterStarting": Reason("False", "The first router pods start."),
         "RouterUnavailable": Reason("False", "No router pod is ready."),
+    },
+    "NodesReady": {
+        "NodesUnreadable": Reason(
+            "Unknown", "Lost and cordoned nodes go unnoticed, and host memory is checked by the catalogue's figures."
+        ),
     },
     "ScalingActive": {
         "Disabled": Reason("False", "The pool has fixed replicas."),

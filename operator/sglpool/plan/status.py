@@ -53,6 +53,7 @@ class _Facts:
         told: What the autoscaler has to say, None while it has read nothing.
         unhealthy: What is wrong with replicas that are ready, one sentence each.
         hold: Why a roll-out does not go on, or not yet.
+        nodes_known: Whether anything is known of nodes.
     """
 
     pool: Pool
@@ -69,6 +70,7 @@ class _Facts:
     told: Told | None
     unhealthy: Sequence[str]
     hold: Problem | None
+    nodes_known: bool
 
     @property
     def steady(self) -> bool:
@@ -121,6 +123,7 @@ def make_status(
         told=told,
         unhealthy=unhealthy,
         hold=hold,
+        nodes_known=observed.nodes is not None,
     )
     conditions = [c for chain in _CHAINS for c in (chain(facts),) if c is not None]
     status: Manifest = {
@@ -305,6 +308,19 @@ def _router_ready(facts: _Facts) -> Condition | None:
     )
 
 
+def _nodes_ready(facts: _Facts) -> Condition | None:
+    """What is not done without the right to read nodes; every pool says so, since nothing else shows it."""
+    if facts.nodes_known:
+        return None
+    return Condition(
+        "NodesReady",
+        "NodesUnreadable",
+        "The operator cannot list and watch nodes: replicas of a lost node come back only when Kubernetes gives them "
+        "up, cordoned nodes are not emptied, and host memory is checked by the catalogue's figures. Set rbac.nodes in "
+        "the chart to change that.",
+    )
+
+
 def _reconciling(facts: _Facts) -> Condition | None:
     moving = _moving(facts)
     if facts.blocker or moving is None or (facts.steady and moving[0] not in {"RollingOut", "GateRunning"}):
@@ -325,6 +341,7 @@ _CHAINS = (
     _scheduled,
     lambda facts: facts.feasible,
     _router_ready,
+    _nodes_ready,
     lambda facts: scaling_condition(facts.pool, facts.told),
     _reconciling,
     _stalled,
