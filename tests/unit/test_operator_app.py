@@ -12,7 +12,7 @@ import pytest
 
 from sglpool.controller import app
 from sglpool.controller.metrics import Metrics
-from sglpool.kube import Forbidden
+from sglpool.kube import Forbidden, NotFound
 from support.fake_kube import FakeKube
 
 
@@ -111,3 +111,32 @@ async def test_a_right_to_watch_that_was_taken_away_is_named(monkeypatch: pytest
     monkeypatch.setattr(app.kopf, "operator", ends)
     with pytest.raises(app.WatchForbidden, match="cannot watch resource"):
         await app.Operator(app.OperatorOptions(), FakeKube(), Metrics(), asyncio.Event())._watch()
+
+
+class WithoutCRD(FakeKube):
+    """Knows no InferencePools for so many questions."""
+
+    def __init__(self, questions: int) -> None:
+        super().__init__()
+        self.left = questions
+
+    async def list(self, *_: Any, **__: Any) -> list[dict[str, Any]]:
+        self.left -= 1
+        if self.left >= 0:
+            raise NotFound("no such resource", verb="list", kind="InferencePool", code=404)
+        return []
+
+
+async def test_without_the_crd_it_ends_and_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "CRD_PATIENCE_S", 0.0)
+    operator = app.Operator(app.OperatorOptions(), WithoutCRD(1000), Metrics(), asyncio.Event())
+    with pytest.raises(app.MissingCRD, match=r"sglpool crd \| kubectl apply"):
+        await operator._find_crd()
+
+
+async def test_a_crd_that_comes_a_moment_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation creates it together with the operator."""
+    monkeypatch.setattr(app, "CRD_PAUSE_S", 0.0)
+    kube = WithoutCRD(3)
+    await app.Operator(app.OperatorOptions(), kube, Metrics(), asyncio.Event())._find_crd()
+    assert kube.left == -1
