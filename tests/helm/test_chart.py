@@ -87,6 +87,15 @@ def test_a_changed_gpu_type_restarts_the_operator(helm4: Helm, tmp_path: Path) -
     assert mark("a") != mark("b")
 
 
+def test_the_right_to_nodes_restarts_the_operator_when_it_comes_or_goes(helm4: Helm, tmp_path: Path) -> None:
+    """It asks at its start whether it may watch them."""
+
+    def pod(nodes: bool | None) -> str:
+        return str(pod_of(render(helm4, tmp_path, {"watchNamespaces": ["a"], "rbac": {"nodes": nodes}})))
+
+    assert len({pod(None), pod(True), pod(False)}) == 3
+
+
 def test_alerts_and_dashboards_come_through_as_they_are(helm: Helm, tmp_path: Path) -> None:
     objects = render(helm, tmp_path, EVERYTHING)
     files = [yaml.safe_load(file.read_text()) for file in sorted((CHART / "rules").glob("*.yaml"))]
