@@ -1,8 +1,12 @@
 """A server that answers badly on purpose, and a kubeconfig for it."""
 
+from __future__ import annotations
+
 import asyncio
 import json
-from collections.abc import Callable
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +54,17 @@ class BadServer:
         )
         entry = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         return await entry(request)
+
+    @asynccontextmanager
+    async def serve(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[BadServer]:
+        app = web.Application()
+        app.router.add_route("*", "/{any:.*}", self.answer)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{runner.addresses[0][1]}"
+        yield self
+        await runner.cleanup()
 
 
 Answer = Callable[[web.Request], Any]

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from contract.kube.bad_server import BadServer, Opened, kubeconfig_for
 from sglpool.kube import KubeClient
@@ -12,15 +11,8 @@ from sglpool.kube import KubeClient
 
 @pytest.fixture
 async def server() -> AsyncIterator[BadServer]:
-    bad = BadServer()
-    app = web.Application()
-    app.router.add_route("*", "/{any:.*}", bad.answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    bad.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield bad
-    await runner.cleanup()
+    async with BadServer().serve() as server:
+        yield server
 
 
 @pytest.fixture

@@ -1,12 +1,17 @@
 """Where the Kubernetes client gets its credentials, and which way it takes to the server."""
 
+import datetime
 import json
+import ssl
+from types import SimpleNamespace
 
 import pytest
+from kubernetes.aio.config import incluster_config
 
-from contract.kube.bad_server import kubeconfig_for, ok
+from contract.kube.bad_server import BadServer, kubeconfig_for, ok
 from sglpool.kube import KubeClient, KubeConfigError
 from sglpool.kube.resources import PODS
+from sglpool.sandbox.certificates import create_certificates
 
 
 @pytest.mark.parametrize(
@@ -69,3 +74,36 @@ async def test_a_proxy_from_the_environment_is_used_and_no_proxy_obeyed(server, 
     async with KubeClient.connect(kubeconfig_for(tmp_path / "config", server.url)) as kube:
         await kube.get(PODS, namespace="prod", name="a", timeout_s=5)
     assert len(server.seen) == 2
+
+
+class Clock:
+    """What the official client reads the time from."""
+
+    time = datetime.datetime(2026, 11, 30, tzinfo=datetime.UTC)
+
+    @classmethod
+    def now(cls) -> datetime.datetime:
+        return cls.time
+
+
+async def test_a_pod_reads_its_token_again_once_a_minute(tmp_path, monkeypatch):
+    pair = create_certificates(tmp_path / "pki")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(pair.certificate, pair.key)
+    token = tmp_path / "token"
+    token.write_text("first")
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(pair.ca))
+    monkeypatch.setattr(incluster_config, "datetime", SimpleNamespace(datetime=Clock, timedelta=datetime.timedelta))
+    async with BadServer(script=[ok({})]).serve(tls) as server:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", server.url.rpartition(":")[2])
+        async with KubeClient.connect() as kube:
+            await kube.get(PODS, namespace="prod", name="a")
+            token.write_text("second")
+            await kube.get(PODS, namespace="prod", name="a")
+            monkeypatch.setattr(Clock, "time", Clock.time + datetime.timedelta(minutes=1))
+            await kube.get(PODS, namespace="prod", name="a")
+    sent = [seen.headers["Authorization"].split() for seen in server.seen]
+    assert [words[-1] for words in sent] == ["first", "first", "second"]
+    assert {words[0].lower() for words in sent} == {"bearer"}
