@@ -1,4 +1,4 @@
-"""Walks a page of the docs as a newcomer does: every command of its blocks, in order, in one shell.
+"""Pages of the docs as a newcomer types them: every command of their blocks, in order, in one shell.
 
 What a block sets, the next one has. Python blocks are run by Python with the shell's environment. Not here: which page,
 and what has to come of it.
@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,19 +40,50 @@ class Block:
             return [f"python - <<'EOF'\n{self.text}EOF"]
         return [line.removeprefix("$ ") for line in self.text.splitlines() if line.startswith("$ ")]
 
+    @property
+    def needs_cluster(self) -> bool:
+        """Whether a reader needs a cluster of their own for it."""
+        return self.text.startswith(NEEDS_CLUSTER)
+
 
 def blocks(text: str) -> list[Block]:
-    """Every block of a page that a reader can run without a cluster of their own."""
-    return [Block(kind, body) for kind, body in _BLOCK.findall(text) if not body.startswith(NEEDS_CLUSTER)]
+    """Every block of a page."""
+    return [Block(kind, body) for kind, body in _BLOCK.findall(text)]
 
 
-class Walk:
-    """A shell that lives as long as the walk.
+@dataclass(frozen=True)
+class Said:
+    """What the commands of a page printed, by command; those of one block share what it printed."""
+
+    by_command: Mapping[str, str]
+
+    def by(self, begin: str) -> str:
+        """What the first command with these words in it printed."""
+        return next(text for command, text in self.by_command.items() if begin in command)
+
+
+def walk(page: str, folder: Path, instead: Mapping[str, str]) -> Said:
+    """Walk a page to its end, without what needs a cluster of one's own, and end the sandbox that it started.
 
     Args:
-        folder: Where the sandbox and the shell's state live.
+        page: The page.
+        folder: An empty folder.
         instead: What is typed instead of a part of a command, such as a faster clock.
     """
+    shell = _Shell(folder, instead)
+    said: dict[str, str] = {}
+    try:
+        for block in blocks(page):
+            if not block.needs_cluster:
+                said |= dict.fromkeys(block.commands, shell.run(block))
+    finally:
+        shell.run(Block("console", "$ sglpool sandbox down\n"))
+    assert not (folder / "sandbox").exists()
+    return Said(said)
+
+
+class _Shell:
+    """A shell that lives as long as the walk; its state and the sandbox are in a folder."""
 
     def __init__(self, folder: Path, instead: Mapping[str, str]) -> None:
         self._state = folder / "shell"
@@ -64,11 +95,6 @@ class Walk:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "COLUMNS": "200",
         }
-
-    def through(self, page: str) -> Iterator[tuple[Block, str]]:
-        """Run a page block by block; each comes with what its commands printed."""
-        for block in blocks(page):
-            yield block, self.run(block)
 
     def run(self, block: Block) -> str:
         """Run one block.

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from sglpool.sandbox.commands import app
-from support.walk import Block, Walk
+from support.walk import ROOT, walk
 
-PAGE = (Path(__file__).parents[3] / "docs/sandbox.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/sandbox.md").read_text(encoding="utf-8")
 COMMANDS = sorted(set(re.findall(r"^\$ sglpool sandbox (.*)$", PAGE, re.MULTILINE)))
 TABLE = PAGE.partition("| command |")[2].partition("\n\n")[0]
 
@@ -51,18 +51,9 @@ def test_the_commands_on_the_page_take_their_options(offered: dict[str, str]) ->
 @pytest.mark.controlplane
 @pytest.mark.timeout(600)
 def test_a_newcomer_walks_the_page(tmp_path: Path) -> None:
-    walk = Walk(tmp_path, {"sandbox up": "sandbox up --nodes B200=1,B300=1 --speed 200"})
-    said: dict[str, str] = {}
-    try:
-        for block, output in walk.through(PAGE):
-            said |= dict.fromkeys(block.commands, output)
-    finally:
-        walk.run(Block("console", "$ sglpool sandbox down\n"))
-    assert not (tmp_path / "sandbox").exists()
-    talk, client = (
-        said[next(command for command in said if begin in command)] for begin in ("curl -sSN", "import openai")
-    )
+    said = walk(PAGE, tmp_path, {"sandbox up": "sandbox up --nodes B200=1,B300=1 --speed 200"})
+    talk = said.by("curl -sSN")
     assert "minimax-m2-h200-0" in talk.partition("REPLICA")[2], "the router's table"
     assert '"object":"list"' in talk
     assert "data: [DONE]" in talk
-    assert client.count("simulated") == 2, "answered as a whole, and as a stream"
+    assert said.by("import openai").count("simulated") == 2, "answered as a whole, and as a stream"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.walk import ROOT, Block, Walk
+from support.walk import ROOT, walk
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(900)]
 
@@ -19,19 +19,9 @@ INSTEAD = {
 
 
 def test_a_newcomer_gets_to_the_end(tmp_path: Path) -> None:
-    walk = Walk(tmp_path, INSTEAD)
-    said: dict[str, str] = {}
-    try:
-        for block, output in walk.through(PAGE):
-            said |= dict.fromkeys(block.commands, output)
-    finally:
-        walk.run(Block("console", "$ sglpool sandbox down\n"))
-    assert not (tmp_path / "sandbox").exists()
-    installed, talk, impossible = (
-        said[next(command for command in said if begin in command)]
-        for begin in ("helm install", "router show", "tensorParallelSize")
-    )
-    assert "Running" in installed
+    said = walk(PAGE, tmp_path, INSTEAD)
+    assert "Running" in said.by("helm install")
+    talk = said.by("router show")
     assert '"object":"chat.completion"' in talk
     assert "kimi-k2-6-coder-b200-0" in talk.partition("REPLICA")[2], "the router's table"
-    assert "This would fit: tensorParallelSize 4." in impossible
+    assert "This would fit: tensorParallelSize 4." in said.by("tensorParallelSize")
