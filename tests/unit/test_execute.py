@@ -278,6 +278,15 @@ async def test_what_the_user_must_cure_is_a_blocker_in_the_servers_words(bench, 
     assert outcome.transient is None
 
 
+async def test_what_a_child_refers_to_may_be_known_a_moment_later(bench):
+    """A RoleBinding's Role, for one. It says nothing about the pool."""
+    bench.kube.failures["apply", "Service", SERVICE["metadata"]["name"]] = NotFound(
+        'roles "x" not found', verb="apply", kind="RoleBinding", code=404
+    )
+    outcome = await bench.run([EnsureChild(manifest=SERVICE, reason="r")])
+    assert (outcome.look_again, outcome.transient, outcome.blockers) == (True, None, ())
+
+
 async def test_a_namespace_that_goes_away_is_no_news(bench):
     words = "unable to create new content in namespace serving because it is being terminated"
     bench.kube.failures["apply", "Service", SERVICE["metadata"]["name"]] = failure(Forbidden, words, 403)

@@ -13,9 +13,10 @@ from sglpool.controller.autoscaler import INTERVAL_S, Autoscaler
 from sglpool.controller.collect import Collector
 from sglpool.controller.health import HealthWatch
 from sglpool.controller.metrics import Metrics
+from sglpool.controller.queue import Retry
 from sglpool.controller.reconcile import Reconciler
 from sglpool.controller.store import PoolKey, Store
-from sglpool.kube import Resource
+from sglpool.kube import NotFound, Resource
 from sglpool.signals import Reading, ReplicaReading, Target
 from support import pools
 from support.fake_kube import FakeKube
@@ -291,5 +292,19 @@ def test_an_unhealthy_replica_is_told_once_and_stands_in_available(in_virtual_ti
         await operator.reconcile(KEY)
         assert writes(operator) == before, "it goes on, and is no news"
         assert operator.events.messages["ReplicaUnhealthy"] == [words]
+
+    in_virtual_time(scenario())
+
+
+def test_a_pool_is_not_taken_for_gone_when_what_a_child_refers_to_is_not_found(in_virtual_time):
+    async def scenario():
+        operator = Operator(router={"enabled": True})
+        binding = ("apply", "RoleBinding", "kimi-router")
+        operator.kube.failures[binding] = NotFound('roles "kimi-router" not found', verb="apply", kind="Role", code=404)
+        assert await operator.reconcile(KEY) == Retry()
+        assert operator.store.observed(KEY, {}).children, "what is known of it is kept"
+        operator.kube.failures.clear()
+        await operator.reconcile(KEY)
+        assert {("RoleBinding", "kimi-router"), ("Deployment", "kimi-router")} <= operator.kube.objects.keys()
 
     in_virtual_time(scenario())

@@ -384,7 +384,8 @@ def _outcome(changes: Sequence[str], done: Sequence[Step], failures: Sequence[Ba
                 blockers.append(Blocker("Forbidden", str(failure)))
             case Invalid():
                 blockers.append(Blocker("InvalidSpec", str(failure)))
-            case LookAgain():
+            case LookAgain() | NotFound():
+                # Of the latter is what a step refers to, such as a Role that was made a moment ago; or the pool went.
                 look_again = True
             case KubeError():
                 transient = transient or failure
