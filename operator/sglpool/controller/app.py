@@ -216,6 +216,10 @@ class Operator:
             asyncio.TaskGroup() as group,
         ):
             self._store.nodes.watched = await self._rights.may_watch_nodes()
+            if not self._store.nodes.watched:
+                _LOG.info(
+                    "nodes are not read: lost ones go unnoticed, host memory is checked by the catalogue's figures"
+                )
             watching = group.create_task(self._watch(), name="watch")
             await self._resync.run_once()
             listing = group.create_task(self._resync.run_for_ever(period_s=self._options.resync_period_s))

@@ -200,6 +200,11 @@ class Resync:
     async def _read_nodes(self) -> None:
         """What nodes are like, and their memory by GPU type; without the right to read them the catalogue's counts."""
         smallest: dict[str, int] = {}
+        if not self._store.nodes.watched:
+            # Asking all the same would be a refusal every few minutes, and those raise an alert.
+            self._store.nodes.replace(None)
+            self._node_memory_bytes.clear()
+            return
         seen: set[str] = set()
         try:
             async for page in self._kube.pages(NODES, namespace=None, page_size=PAGE_SIZE):
