@@ -10,6 +10,7 @@ import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,9 @@ from support.pool_on_cluster import ClusterPool, small_pool
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.controlplane
+
+GATE = {"image": "example/gate:1", "args": [], "timeout": "1m"}
+QUICK = {"drainTimeout": "1s"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,8 +69,7 @@ def test_the_chart_grants_all_that_a_pools_life_needs(
     pool.apply()
     pool.wait_ready()
     # A roll-out with a gate, two routers with a store, then neither.
-    gate = {"image": "example/gate:1", "args": [], "timeout": "1m"}
-    pool.apply(rollout={"drainTimeout": "1s", "gate": gate}, engine={"env": [{"name": "A", "value": "1"}]})
+    pool.apply(rollout=QUICK | {"gate": GATE}, engine={"env": [{"name": "A", "value": "1"}]})
     wait_until(
         lambda: kubectl.json("get", "jobs", "-n", namespace)["items"], timeout_s=60, describe="the gate's Job exists"
     )
@@ -77,6 +80,7 @@ def test_the_chart_grants_all_that_a_pools_life_needs(
         describe="the router is gone",
     )
     pool.wait_ready()
+    assert pool.condition("NodesReady") == {}
     kubectl("delete", "sglpool", "p", "-n", namespace)
     assert refused(running) == []
     assert "sglpool_missing_permissions{" not in running.get("/metrics")[1]
@@ -201,6 +205,37 @@ def test_a_pool_says_which_right_a_removal_lacks_and_goes_on_when_it_is_granted(
     assert pool.condition("Stalled") == {}
 
 
+# What changes a pool: a replica that has to leave, a gate, a GPU type that left the spec.
+CHANGING: list[tuple[Rule, dict[str, Any]]] = [
+    (("", "pods", "patch"), {"replicas": 1}),
+    (
+        ("batch", "jobs", "create"),
+        {"rollout": QUICK | {"gate": GATE}, "engine": {"env": [{"name": "A", "value": "1"}]}},
+    ),
+    (("apps", "statefulsets", "delete"), {"rollout": QUICK, "engine": None, "gpus": [{"type": "B300"}]}),
+]
+
+
+def test_a_pool_says_which_right_a_change_lacks_and_goes_on_when_it_is_granted(
+    account: ChartAccount, running: OperatorProcess, kubectl: Kubectl, namespace: str
+) -> None:
+    pool = ClusterPool(kubectl, namespace, small_pool("p", replicas=2, router={"enabled": False}))
+    pool.apply()
+    pool.wait_ready()
+    try:
+        for rule, change in CHANGING:
+            account.take(rule)
+            pool.apply(**change)
+            stalled(pool, rule)
+            account.give_back()
+    finally:
+        account.give_back()
+    pool.apply(router={"enabled": False, "replicas": 2})  # or a minute later by itself
+    pool.wait_ready()
+    wait_until(lambda: len(pool.pods()) == 1, timeout_s=60, describe="one replica is left, of the new type")
+    assert pool.condition("Stalled") == {}
+
+
 def test_a_status_that_may_not_be_written_is_told_in_log_and_metrics(
     account: ChartAccount, running: OperatorProcess, kubectl: Kubectl, namespace: str
 ) -> None:
@@ -214,6 +249,15 @@ def test_a_status_that_may_not_be_written_is_told_in_log_and_metrics(
         account.give_back()
 
 
+@pytest.fixture
+def nobody_else(running: OperatorProcess) -> Iterator[None]:
+    """The operator with rights everywhere is away: it would do the work."""
+    running.stop()
+    yield
+    running.start()
+
+
+@pytest.mark.usefixtures("nobody_else")
 def test_in_some_namespaces_a_role_is_enough_and_nothing_is_cluster_wide(
     kubectl: Kubectl, namespace: str, tmp_path: Path
 ) -> None:
@@ -229,8 +273,14 @@ def test_in_some_namespaces_a_role_is_enough_and_nothing_is_cluster_wide(
         pool = ClusterPool(kubectl, namespace, small_pool("p"))
         pool.apply()
         pool.wait_ready()
-        # The question for nodes is a review, not a refusal; the one for their memory is refused once a listing.
-        assert [line for line in refused(process) if 'resource="nodes"' not in line] == []
+        unknown = pool.condition("NodesReady")
+        assert (unknown["status"], unknown["reason"]) == ("Unknown", "NodesUnreadable")
+        assert (
+            f'sglpool_pool_condition{{namespace="{namespace}",pool="p",type="NodesReady"}} -1.0'
+            in (process.get("/metrics")[1])
+        )
+        # The question for nodes is a review, not a refusal; refusals raise an alert.
+        assert refused(process) == []
         assert "sglpool_missing_permissions{" not in process.get("/metrics")[1]
     finally:
         process.stop()
