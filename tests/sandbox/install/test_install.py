@@ -167,6 +167,7 @@ def test_in_some_namespaces_with_a_lease_and_its_own_gpu_labels(
     pool = ClusterPool(kubectl, team, small_pool("p"))
     pool.apply()
     pool.wait_ready(120)
+    assert pool.condition("NodesReady")["reason"] == "NodesUnreadable"
     affinity = pool.statefulset()["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
     assert "example.com/gpu" in json.dumps(affinity)
     log = check_itself(helm, namespace)
@@ -174,8 +175,11 @@ def test_in_some_namespaces_with_a_lease_and_its_own_gpu_labels(
     assert log.count("is ready: ok") == 2
     assert "nodes may not be read" in log
 
-    # An upgrade replaces both; the new ones are ready as they stand by, or it would never end.
-    helm("upgrade", "sglpool", CHART, "-n", namespace, "-f", values, "--set", "operator.workers=4", *WAIT)
+    # An upgrade replaces both; the new ones are ready as they stand by, or it would never end. These may read nodes.
+    helm("upgrade", "sglpool", CHART, "-n", namespace, "-f", values, "--set", "rbac.nodes=true", *WAIT)
+    wait_until(
+        lambda: pool.condition("NodesReady") == {}, timeout_s=60, describe="what is known of nodes is not Unknown"
+    )
 
     # The leader goes; the other takes over at once, and the first one's place is filled.
     leader = wait_until(lambda: holder(cluster, namespace), timeout_s=60, describe="somebody holds the Lease")
