@@ -284,7 +284,7 @@ async def test_what_a_child_refers_to_may_be_known_a_moment_later(bench):
         'roles "x" not found', verb="apply", kind="RoleBinding", code=404
     )
     outcome = await bench.run([EnsureChild(manifest=SERVICE, reason="r")])
-    assert (outcome.look_again, outcome.transient, outcome.blockers) == (True, None, ())
+    assert (outcome.look_again, outcome.blockers) == (True, ())
 
 
 async def test_a_namespace_that_goes_away_is_no_news(bench):

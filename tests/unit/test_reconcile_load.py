@@ -296,13 +296,14 @@ def test_an_unhealthy_replica_is_told_once_and_stands_in_available(in_virtual_ti
     in_virtual_time(scenario())
 
 
-def test_a_pool_is_not_taken_for_gone_when_what_a_child_refers_to_is_not_found(in_virtual_time):
+def test_a_pool_is_not_taken_for_gone_when_what_a_child_refers_to_is_not_found(in_virtual_time, caplog):
     async def scenario():
         operator = Operator(router={"enabled": True})
         binding = ("apply", "RoleBinding", "kimi-router")
         operator.kube.failures[binding] = NotFound('roles "kimi-router" not found', verb="apply", kind="Role", code=404)
         assert await operator.reconcile(KEY) == Retry()
         assert operator.store.observed(KEY, {}).children, "what is known of it is kept"
+        assert 'roles "kimi-router" not found' in caplog.text
         operator.kube.failures.clear()
         await operator.reconcile(KEY)
         assert {("RoleBinding", "kimi-router"), ("Deployment", "kimi-router")} <= operator.kube.objects.keys()

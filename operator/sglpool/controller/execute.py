@@ -384,11 +384,11 @@ def _outcome(changes: Sequence[str], done: Sequence[Step], failures: Sequence[Ba
                 blockers.append(Blocker("Forbidden", str(failure)))
             case Invalid():
                 blockers.append(Blocker("InvalidSpec", str(failure)))
-            case LookAgain() | NotFound():
-                # Of the latter is what a step refers to, such as a Role that was made a moment ago; or the pool went.
+            case LookAgain():
                 look_again = True
             case KubeError():
                 transient = transient or failure
+                look_again |= isinstance(failure, NotFound)  # what a step refers to, as a Role that was just made
             case _:
                 raise failure
     return Outcome(

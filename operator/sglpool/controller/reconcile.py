@@ -177,10 +177,13 @@ class Reconciler:
             changes += await self._collector.run(pool)
         if changes:
             _LOG.info("pool=%s changes=%s", pool.key, changes)
+        if outcome.look_again:
+            # What was not found may be what a child refers to. Only reading the pool again says whether it is gone.
+            if outcome.transient is not None:
+                _LOG.warning("pool=%s %s; trying again", pool.key, outcome.transient)
+            return Retry()
         if outcome.transient is not None:
             raise outcome.transient
-        if outcome.look_again:
-            return Retry()
         waits = [look_again_s, plan.look_again_s, BLOCKED_RETRY_S if outcome.blockers else None]
         return _next_look(pool, observed, waits, now_s=now_s)
 
