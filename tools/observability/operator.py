@@ -48,7 +48,8 @@ _POOLS = Row(
             unit="short",
             queries=(
                 Query(
-                    expr='max by (namespace, pool, type) (sglpool_pool_condition{type=~"Ready|Feasible|Stalled"})',
+                    expr="max by (namespace, pool, type) "
+                    '(sglpool_pool_condition{type=~"Ready|Feasible|NodesReady|Stalled"})',
                     legend="{{namespace}}/{{pool}} {{type}}",
                 ),
             ),
