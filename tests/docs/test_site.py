@@ -14,13 +14,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from support.walk import NEEDS_CLUSTER, ROOT, Block, blocks
+
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)
-NEEDS_CLUSTER = "# on a cluster"
 WALKED = {"quickstart.md", "sandbox.md"}
 """Pages whose commands have a test of their own."""
-RUNBOOKS = "runbooks"
-"""Folder of pages for somebody who was paged: a cluster is there."""
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
@@ -38,22 +36,16 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     assert not missing
 
 
-def blocks(page: Path) -> list[str]:
-    return re.findall(r"^```console\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+def consoles(page: Path) -> list[Block]:
+    return [block for block in blocks(page.read_text(encoding="utf-8")) if block.kind == "console"]
 
 
-def commands(block: str) -> list[str]:
-    return [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
-
-
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if p.name not in WALKED and p.parent.name != RUNBOOKS], ids=lambda page: page.stem
-)
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in WALKED], ids=lambda page: page.stem)
 def test_commands_of_a_page_run_or_say_that_they_need_a_cluster(page: Path) -> None:
-    for block in blocks(page):
-        if block.startswith(NEEDS_CLUSTER):
+    for block in consoles(page):
+        if block.needs_cluster:
             continue
-        for command in commands(block):
+        for command in block.commands:
             words = shlex.split(command.partition(" | ")[0])
             assert words[:2] in (["sglpool", "plan"], ["sglpool", "crd"]), f"{command}: mark it `{NEEDS_CLUSTER}`"
             done = subprocess.run(
@@ -66,8 +58,8 @@ def test_commands_for_a_cluster_are_commands_of_ours() -> None:
     """A subcommand of sglpool that a page names exists, wherever it has to run."""
     named = set()
     for page in PAGES:
-        for block in blocks(page):
-            named |= {" ".join(c.split()[1:3]) for c in commands(block) if c.startswith("sglpool ")}
+        for block in consoles(page):
+            named |= {" ".join(c.split()[1:3]) for c in block.commands if c.startswith("sglpool ")}
     shown = {name for name in named if name.split()[0] in {"router", "operator", "picker"}}
     assert shown
     for name in shown:
