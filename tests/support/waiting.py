@@ -22,3 +22,21 @@ def wait_until(
             text = describe() if callable(describe) else describe
             raise AssertionError(f"not within {timeout_s:g} s: {text}")
         time.sleep(interval_s)
+
+
+def wait_quiet(look: Callable[[], T], *, quiet_s: float, timeout_s: float, what: str, interval_s: float = 0.5) -> T:
+    """Return what `look` sees once that has been the same for a while; fail when it changes all the time."""
+    deadline = time.monotonic() + timeout_s
+    seen = look()
+    since = time.monotonic()
+    while True:
+        time.sleep(interval_s)
+        # A look that takes long says nothing of the time after it began.
+        asked = time.monotonic()
+        now = look()
+        if now != seen:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not quiet for {quiet_s:g} s within {timeout_s:g} s: {what}: {seen} became {now}")
+            seen, since = now, time.monotonic()
+        elif asked - since >= quiet_s:
+            return seen
