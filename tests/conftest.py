@@ -23,7 +23,6 @@ from sglpool.sandbox.versions import EVERYTHING
 from support.gitops import GitOps, gitops_program
 from support.helm import helm_binary
 from support.kubectl import Kubectl
-from support.waiting import wait_until
 
 NODES = {"B200": 4, "B300": 2}
 
@@ -106,12 +105,6 @@ def gitops() -> GitOps:
 def namespace(kubectl: Kubectl) -> Iterator[str]:
     """A namespace of the test's own, in which pods can be created; deleted afterwards, without waiting."""
     name = f"test-{uuid.uuid4().hex[:10]}"
-    kubectl("create", "namespace", name)
-    # The admission of pods refuses them until the namespace has its default ServiceAccount.
-    wait_until(
-        lambda: kubectl.run("get", "serviceaccount", "default", "-n", name).returncode == 0,
-        timeout_s=30,
-        describe=f"namespace {name} has its default ServiceAccount",
-    )
+    kubectl.create_namespace(name)
     yield name
     kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sglpool.sandbox.nodes import node_manifest
 from support.kubectl import Kubectl
 from support.operator_process import OperatorProcess
-from support.pool_on_cluster import ClusterPool, PoolMaker, small_pool
+from support.pool_on_cluster import ClusterPool, NodeMaker, PoolMaker, small_pool
 from support.waiting import wait_until
 
 
@@ -35,6 +38,23 @@ def operator(crd: None, kubeconfig: Path, tmp_path_factory: pytest.TempPathFacto
     process.start()
     yield process
     process.stop()
+
+
+@pytest.fixture
+def add_nodes(kubectl: Kubectl, namespace: str) -> Iterator[NodeMaker]:
+    """Add fake nodes for this test alone: their label is the namespace."""
+    added: list[str] = []
+
+    def add(*names: str) -> dict[str, Any]:
+        added.extend(names)
+        for name in names:
+            manifest = node_manifest(name)
+            manifest["metadata"]["labels"]["test"] = namespace
+            kubectl("apply", "--server-side", "-f", "-", input=json.dumps(manifest))
+        return {"nodeSelector": {"test": namespace}}
+
+    yield add
+    kubectl("delete", "node", "--ignore-not-found", *added)
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def test_a_drain_that_nobody_wants_any_more_leaves_no_mark(make_pool: PoolMaker,
     """Also when it was taken back while no operator ran."""
     pool = make_pool(replicas=3, router={"enabled": False}, rollout={"drainTimeout": "10m"})
     pool.wait_ready()
-    before = {name: pod["metadata"]["uid"] for name, pod in pool.pods().items()}
+    before = pool.uids()
     pool.kubectl("scale", "sglpool", pool.name, "-n", pool.namespace, "--replicas=1")
     wait_until(lambda: mark(pool, "p-b200-1"), timeout_s=30, describe="two are being emptied")
     operator.kill()
@@ -55,6 +55,6 @@ def test_a_drain_that_nobody_wants_any_more_leaves_no_mark(make_pool: PoolMaker,
         lambda: not any(mark(pool, name) for name in before), timeout_s=30, describe="all three are wanted again"
     )
     pool.wait_ready()
-    assert {name: pod["metadata"]["uid"] for name, pod in pool.pods().items()} == before
+    assert pool.uids() == before
     left = {key for pod in pool.pods().values() for key in pod["metadata"].get("annotations") or {}}
     assert not {key for key in left if "drain" in key}

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from sglpool.sandbox.nodes import node_manifest
 from support.kubectl import Kubectl
 from support.operator_process import OperatorProcess
-from support.pool_on_cluster import ClusterPool, PoolMaker, is_ready
+from support.pool_on_cluster import ClusterPool, NodeMaker, PoolMaker, is_ready
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.controlplane
@@ -111,10 +110,6 @@ def marks(pool: ClusterPool) -> dict[str, str | None]:
     return {n: (p["metadata"].get("annotations") or {}).get("sglpool.io/unproven") for n, p in pool.pods().items()}
 
 
-def uids(pool: ClusterPool) -> dict[str, str]:
-    return {name: pod["metadata"]["uid"] for name, pod in pool.pods().items()}
-
-
 def test_a_revision_passes_its_gate_on_one_replica_before_the_others_get_it(make_pool: PoolMaker) -> None:
     pool = make_pool(replicas=3)
     pool.wait_ready()
@@ -148,7 +143,7 @@ def test_a_gate_that_takes_too_long_fails_and_its_replica_returns(
 ) -> None:
     pool = make_pool(replicas=2)
     pool.wait_ready()
-    before, old = uids(pool), pool.revisions()
+    before, old = pool.uids(), pool.revisions()
     pool.apply(engine=CHANGED, rollout={**SOON, "gate": TOO_SHORT})
     said = pool.wait_for("Ready", reason="GateFailed", timeout_s=90)["message"]
     assert "DeadlineExceeded" in said
@@ -158,7 +153,7 @@ def test_a_gate_that_takes_too_long_fails_and_its_replica_returns(
         return pool.revisions() == old and all(map(is_ready, pool.pods().values()))
 
     wait_until(returned, timeout_s=60, describe="the replica runs the old revision again")
-    assert uids(pool)["p-b200-0"] == before["p-b200-0"]
+    assert pool.uids()["p-b200-0"] == before["p-b200-0"]
     gates = Gates(pool)
     [first] = gates.jobs()
     operator.kill()
@@ -257,18 +252,6 @@ def test_a_paused_roll_out_stays_and_an_aborted_one_returns(make_pool: PoolMaker
     assert not set(pool.revisions().values()) & set(old.values())
 
 
-@pytest.fixture
-def own_nodes(kubectl: Kubectl, namespace: str) -> Iterator[list[str]]:
-    """Two B200 nodes for this test alone: their label is the namespace."""
-    nodes = ["b200-250", "b200-251"]
-    for name in nodes:
-        manifest = node_manifest(name)
-        manifest["metadata"]["labels"]["test"] = namespace
-        kubectl("apply", "--server-side", "-f", "-", input=json.dumps(manifest))
-    yield nodes
-    kubectl("delete", "node", "--ignore-not-found", *nodes)
-
-
 def on_nodes(pool: ClusterPool) -> dict[str, str]:
     return {name: pod["spec"].get("nodeName", "") for name, pod in pool.pods().items()}
 
@@ -282,26 +265,25 @@ def wait_elsewhere(pool: ClusterPool, node: str, *, timeout_s: float) -> None:
 
 
 def test_replicas_leave_a_cordoned_node_and_one_that_is_gone(
-    make_pool: PoolMaker, kubectl: Kubectl, namespace: str, own_nodes: list[str]
+    make_pool: PoolMaker, kubectl: Kubectl, add_nodes: NodeMaker
 ) -> None:
-    first, second = own_nodes
-    pool = make_pool(replicas=2, template={"nodeSelector": {"test": namespace}}, rollout=SOON)
+    first, second = "b200-250", "b200-251"
+    pool = make_pool(replicas=2, template=add_nodes(first, second), rollout=SOON)
     pool.wait_ready()
     kubectl("cordon", first)
     wait_elsewhere(pool, first, timeout_s=60)
     kubectl("uncordon", first)
-    before = uids(pool)
+    before = pool.uids()
     kubectl("delete", "node", second)
     wait_elsewhere(pool, second, timeout_s=60)
-    assert not set(uids(pool).values()) & set(before.values())
+    assert not set(pool.uids().values()) & set(before.values())
 
 
 @pytest.fixture
-def nodes_for_tests(kubectl: Kubectl) -> Iterator[None]:
+def nodes_for_tests(kubectl: Kubectl, add_nodes: NodeMaker) -> Iterator[None]:
     """Two nodes without GPUs, where the pods of gates go; no others of that kind take any."""
     nodes = ["cpu-250", "cpu-251"]
-    for name in nodes:
-        kubectl("apply", "--server-side", "-f", "-", input=json.dumps(node_manifest(name)))
+    add_nodes(*nodes)
     names = [node["metadata"]["name"] for node in kubectl.json("get", "nodes")["items"]]
     others = [name for name in names if name.startswith("cpu-") and name not in nodes]
     if others:
@@ -309,7 +291,6 @@ def nodes_for_tests(kubectl: Kubectl) -> Iterator[None]:
     yield
     if others:
         kubectl("uncordon", *others)
-    kubectl("delete", "node", "--ignore-not-found", *nodes)
 
 
 @pytest.mark.usefixtures("nodes_for_tests")

@@ -97,7 +97,7 @@ def test_equivalent_edits_change_no_child(make_pool: PoolMaker, operator: Operat
     template = {"annotations": {"sandbox.sglpool.io/load-delay": "1s", "a": "1", "b": "2"}}
     pool = make_pool(kvCache=hicache, template=template, tensorParallelSize=8)
     pool.wait_ready()
-    before, uids = pool.versions(), {n: p["metadata"]["uid"] for n, p in pool.pods().items()}
+    before, uids = pool.versions(), pool.uids()
     pool.apply(
         kvCache={"hiCache": {"size": "1Ti"}, "dtype": "bf16"},
         template={"annotations": {"b": "2", "a": "1", "sandbox.sglpool.io/load-delay": "1s"}},
@@ -110,7 +110,7 @@ def test_equivalent_edits_change_no_child(make_pool: PoolMaker, operator: Operat
     operator.start()
     pool.wait_ready()
     assert pool.versions() == before
-    assert {n: p["metadata"]["uid"] for n, p in pool.pods().items()} == uids
+    assert pool.uids() == uids
 
 
 def test_an_infeasible_change_touches_nothing_and_says_what_would_fit(make_pool: PoolMaker) -> None:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
-from sglpool.sandbox.nodes import node_manifest
 from support.kubectl import Kubectl
 from support.operator_process import OperatorProcess
-from support.pool_on_cluster import ClusterPool, PoolMaker, is_ready
+from support.pool_on_cluster import ClusterPool, NodeMaker, PoolMaker, is_ready
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.controlplane
 
 BROKEN = {"image": "example/does-not-exist:1"}
-
-
-def uids(pool: ClusterPool) -> dict[str, str]:
-    return {name: pod["metadata"]["uid"] for name, pod in pool.pods().items()}
 
 
 def ready_count(pool: ClusterPool) -> int:
@@ -29,16 +23,15 @@ def ready_count(pool: ClusterPool) -> int:
 def test_a_change_replaces_one_replica_after_another(make_pool: PoolMaker) -> None:
     pool = make_pool(replicas=3)
     pool.wait_ready()
-    before = uids(pool)
+    before = pool.uids()
     least = 3
     pool.apply(engine={"maxQueuedRequests": 99})
 
     def done() -> bool:
         nonlocal least
         least = min(least, ready_count(pool))
-        return pool.condition("Ready").get("reason") == "AllReplicasReady" and not set(uids(pool).values()) & set(
-            before.values()
-        )
+        replaced = not {*pool.uids().values()} & {*before.values()}
+        return replaced and pool.condition("Ready").get("reason") == "AllReplicasReady"
 
     wait_until(done, timeout_s=90, describe="every replica is replaced")
     assert least >= 2
@@ -50,39 +43,29 @@ def test_a_change_replaces_one_replica_after_another(make_pool: PoolMaker) -> No
 def test_max_unavailable_two(make_pool: PoolMaker) -> None:
     pool = make_pool(replicas=4, rollout={"maxUnavailable": 2})
     pool.wait_ready()
-    before = uids(pool)
+    before = pool.uids()
     pool.apply(engine={"maxQueuedRequests": 99})
     least = 4
 
     def replaced() -> bool:
         nonlocal least
         least = min(least, ready_count(pool))
-        return not set(uids(pool).values()) & set(before.values())
+        return not set(pool.uids().values()) & set(before.values())
 
     wait_until(replaced, timeout_s=90, describe="all are replaced")
     pool.wait_ready()
     assert least == 2, "two at a time, and never more"
 
 
-@pytest.fixture
-def three_nodes(kubectl: Kubectl, namespace: str) -> Iterator[None]:
-    """B200 nodes for this test alone: their label is the namespace."""
-    nodes = ["b200-240", "b200-241", "b200-242"]
-    for name in nodes:
-        manifest = node_manifest(name)
-        manifest["metadata"]["labels"]["test"] = namespace
-        kubectl("apply", "--server-side", "-f", "-", input=json.dumps(manifest))
-    yield
-    kubectl("delete", "node", "--ignore-not-found", *nodes)
-
-
-@pytest.mark.usefixtures("three_nodes")
-def test_three_at_a_time_are_of_three_nodes(make_pool: PoolMaker, namespace: str, operator: OperatorProcess) -> None:
+def test_three_at_a_time_are_of_three_nodes(
+    make_pool: PoolMaker, add_nodes: NodeMaker, operator: OperatorProcess
+) -> None:
     """Neighbours by ordinal share a node, so this cannot go from the highest ordinal down."""
-    template = {"nodeSelector": {"test": namespace}, "annotations": {"sandbox.sglpool.io/load-delay": "3s"}}
+    selector = add_nodes("b200-240", "b200-241", "b200-242")
+    template = {**selector, "annotations": {"sandbox.sglpool.io/load-delay": "3s"}}
     pool = make_pool(replicas=6, tensorParallelSize=4, template=template, rollout={"maxUnavailable": 3})
     pool.wait_ready()
-    before, homes = uids(pool), {name: pod["spec"]["nodeName"] for name, pod in pool.pods().items()}
+    before, homes = pool.uids(), {name: pod["spec"]["nodeName"] for name, pod in pool.pods().items()}
     pool.apply(engine={"maxQueuedRequests": 99})
     together: set[frozenset[str]] = set()
 
@@ -108,16 +91,16 @@ def test_three_at_a_time_are_of_three_nodes(make_pool: PoolMaker, namespace: str
 def test_a_broken_image_harms_one_replica_and_reverting_heals(make_pool: PoolMaker) -> None:
     pool = make_pool(replicas=3)
     pool.wait_ready()
-    before = uids(pool)
+    before = pool.uids()
     pool.apply(engine=BROKEN)
     pool.wait_for("Ready", reason="ImagePullFailed")
     assert ready_count(pool) == 2
-    assert {n: uid for n, uid in uids(pool).items() if n != "p-b200-2"} == {
+    assert {n: uid for n, uid in pool.uids().items() if n != "p-b200-2"} == {
         n: uid for n, uid in before.items() if n != "p-b200-2"
     }
     pool.apply(engine=None)
     pool.wait_ready()
-    after = uids(pool)
+    after = pool.uids()
     assert after["p-b200-0"] == before["p-b200-0"]
     assert after["p-b200-1"] == before["p-b200-1"]
 
@@ -143,14 +126,14 @@ def test_a_pending_ordinal_holds_the_roll_out_until_replicas_are_lowered(make_po
     pool = make_pool(replicas=3, tensorParallelSize=8, gpus=[{"type": "B300"}])
     pool.wait_for("Scheduled", reason="InsufficientGPU")
     wait_until(lambda: ready_count(pool) == 2, timeout_s=30, describe="two replicas fit")
-    before = uids(pool)
+    before = pool.uids()
     pool.apply(engine={"maxQueuedRequests": 99})
     pool.wait_for("Scheduled", reason="InsufficientGPU")
-    assert uids(pool)["p-b300-0"] == before["p-b300-0"]
+    assert pool.uids()["p-b300-0"] == before["p-b300-0"]
     pool.apply(replicas=2)
     pool.wait_ready(timeout_s=90)
     assert len(set(pool.revisions().values())) == 1
-    assert uids(pool)["p-b300-0"] != before["p-b300-0"]
+    assert pool.uids()["p-b300-0"] != before["p-b300-0"]
 
 
 def test_a_pod_below_the_partition_returns_on_the_old_revision(
@@ -161,10 +144,10 @@ def test_a_pod_below_the_partition_returns_on_the_old_revision(
     old = pool.revisions()["p-b200-0"]
     pool.apply(engine=BROKEN)
     pool.wait_for("Ready", reason="ImagePullFailed")
-    uid = uids(pool)["p-b200-0"]
+    uid = pool.uids()["p-b200-0"]
     kubectl("delete", "pod", "p-b200-0", "-n", namespace)
     wait_until(
-        lambda: uids(pool).get("p-b200-0", uid) != uid and is_ready(pool.pods()["p-b200-0"]),
+        lambda: pool.uids().get("p-b200-0", uid) != uid and is_ready(pool.pods()["p-b200-0"]),
         timeout_s=30,
         describe="the pod is back and ready",
     )
@@ -197,12 +180,12 @@ def test_asking_for_the_latest_rendering(make_pool: PoolMaker, kubectl: Kubectl,
     """A template rendered by another version stays until the user asks."""
     pool = make_pool(replicas=1)
     pool.wait_ready()
-    before = uids(pool)
+    before = pool.uids()
     annotate = ("annotate", "statefulset", "p-b200", "-n", namespace, "--overwrite")
     kubectl(*annotate, "sglpool.io/render-hash=0000000000")
     pool.apply(load={"tokensPerRequest": 90_000})
     pool.wait_ready()
-    assert uids(pool) == before
+    assert pool.uids() == before
     assert pool.statefulset()["metadata"]["annotations"]["sglpool.io/render-hash"] == "0000000000"
     kubectl("annotate", "sglpool", "p", "-n", namespace, "sglpool.io/render=latest")
 
@@ -257,7 +240,7 @@ def test_adopting_a_statefulset_written_by_hand(make_pool: PoolMaker, kubectl: K
     pool.apply(load={"tokensPerRequest": 90_000})
     wait_until(adopted, timeout_s=120, describe="the pool is ready on its own template")
     assert least >= 1
-    assert not set(uids(pool).values()) & set(before.values())
+    assert not set(pool.uids().values()) & set(before.values())
     assert pool.statefulset()["spec"]["serviceName"] == "p-engine"
 
 
@@ -265,7 +248,7 @@ def test_adopting_a_restored_pool_restarts_nothing(make_pool: PoolMaker, kubectl
     """The pool was deleted without its children, or comes back from a backup: they are handed over by annotation."""
     pool = make_pool(replicas=2)
     pool.wait_ready()
-    before = uids(pool)
+    before = pool.uids()
     kubectl("delete", "sglpool", "p", "-n", namespace, "--cascade=orphan")
     kubectl("wait", "--for=delete", "sglpool/p", "-n", namespace, "--timeout=30s")
     pool.apply()
@@ -277,7 +260,7 @@ def test_adopting_a_restored_pool_restarts_nothing(make_pool: PoolMaker, kubectl
     kubectl("annotate", kinds, "-l", "sglpool.io/pool=p", "-n", namespace, "sglpool.io/adopt-object=true")
     pool.apply(load={"tokensPerRequest": 90_000})
     pool.wait_ready()
-    assert uids(pool) == before
+    assert pool.uids() == before
     owner = pool.get()["metadata"]["uid"]
     assert pool.statefulset()["metadata"]["ownerReferences"][0]["uid"] == owner
 

@@ -124,9 +124,7 @@ def test_a_router_rolls_out_without_an_engine_noticing_and_its_old_settings_go(
         lambda: router_of(pool)["status"].get("readyReplicas") == 2, timeout_s=60, describe="two routers are ready"
     )
     pool.wait_ready()
-    assert {n: p["metadata"]["uid"] for n, p in pool.pods().items()} == {
-        n: p["metadata"]["uid"] for n, p in engines.items()
-    }
+    assert pool.uids() == {n: p["metadata"]["uid"] for n, p in engines.items()}
     [old] = [name for name in before if "-router-" in name]
 
     def collected() -> bool:

@@ -97,12 +97,7 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 def pods(sandbox: Sandbox, request: pytest.FixtureRequest) -> Iterator[Pods]:
     kubectl = Kubectl(binary=sandbox.kubectl, kubeconfig=sandbox.kubeconfig)
     name = request.node.name.replace("_", "-").split("[")[0][:60].rstrip("-")
-    kubectl("create", "namespace", name)
-    wait_until(
-        lambda: kubectl.run("get", "serviceaccount", "default", "-n", name).returncode == 0,
-        timeout_s=30,
-        describe=f"namespace {name} has its default ServiceAccount",
-    )
+    kubectl.create_namespace(name)
     pods = Pods(sandbox, name)
     yield pods
     # Pods first: the namespace controller itself waits five seconds before it begins.

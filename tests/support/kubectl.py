@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support.waiting import wait_until
+
 
 @dataclass(frozen=True, slots=True)
 class Kubectl:
@@ -41,6 +43,16 @@ class Kubectl:
             text=True,
             timeout=timeout_s,
             check=False,
+        )
+
+    def create_namespace(self, name: str) -> None:
+        """Create a namespace and wait until pods can be created in it."""
+        self("create", "namespace", name)
+        # The admission of pods refuses them until the namespace has its default ServiceAccount.
+        wait_until(
+            lambda: self.run("get", "serviceaccount", "default", "-n", name).returncode == 0,
+            timeout_s=30,
+            describe=f"namespace {name} has its default ServiceAccount",
         )
 
     def json(self, *arguments: str) -> dict[str, Any]:

@@ -99,6 +99,10 @@ class ClusterPool:
         items = self.kubectl.json("get", "pods", "-n", self.namespace, "-l", labels)["items"]
         return {pod["metadata"]["name"]: pod for pod in items}
 
+    def uids(self) -> dict[str, str]:
+        """uid of each engine pod by name."""
+        return {name: pod["metadata"]["uid"] for name, pod in self.pods().items()}
+
     def containers(self) -> dict[str, list[Any]]:
         """What each container of each engine pod does, for messages."""
         found = {}
@@ -155,3 +159,6 @@ def is_gone(pool: ClusterPool, name: str, begun: tuple[str, str]) -> bool:
 
 PoolMaker = Callable[..., ClusterPool]
 """Creates a small pool, with fields of spec replaced."""
+
+NodeMaker = Callable[..., dict[str, Any]]
+"""Adds nodes by name, and returns the template of pods that only they take."""

@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import yaml
 
 from observability.live.secrets import API_KEY
 from sglpool.sandbox.cluster import Sandbox
+from support.agents import at_work
 from support.kubectl import Kubectl
 from support.pool_on_cluster import ClusterPool, small_pool
 from support.streaming import CHAT, SESSION
@@ -98,18 +100,10 @@ class Watched:
     @contextmanager
     def busy(self, agents: int) -> Iterator[None]:
         """So many agents, each a conversation that grows, one turn after the other."""
-        over = threading.Event()
         addresses = [pod["status"]["podIP"] for pod in self.routers()]
-        work = [(addresses[n % len(addresses)], f"agent-{n}", over) for n in range(agents)]
-        threads = [threading.Thread(target=self._agent, args=each, daemon=True) for each in work]
-        for thread in threads:
-            thread.start()
-        try:
+        work = [partial(self._agent, addresses[n % len(addresses)], f"agent-{n}") for n in range(agents)]
+        with at_work(work):
             yield
-        finally:
-            over.set()
-            for thread in threads:
-                thread.join(60)
 
     def _agent(self, address: str, session: str, over: threading.Event) -> None:
         messages: list[Json] = []

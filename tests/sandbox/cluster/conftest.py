@@ -16,11 +16,13 @@ import pytest
 
 from sandbox.cluster.engines import READY_S, Json
 from sglpool.sandbox.cluster import Sandbox
+from sglpool.sandbox.nodes import START_SPEED_ANNOTATION
 from support.kubectl import Kubectl
-from support.pool_on_cluster import ClusterPool, PoolMaker, small_pool
+from support.pool_on_cluster import ClusterPool, NodeMaker, PoolMaker, small_pool
 from support.waiting import wait_until
 
-SPEED = 60.0
+SPEED, START_SPEED = 60.0, 400.0
+"""Starts are nothing to wait for."""
 WARM_UP: Json = {"warmup": {"promptTokens": 2000}}
 # What these tests are about are engines.
 NO_ROUTER: Json = {"enabled": False}
@@ -59,18 +61,13 @@ class AgentCluster:
 
     def namespace(self) -> str:
         name = f"test-{uuid.uuid4().hex[:10]}"
-        self.kubectl("create", "namespace", name)
-        wait_until(
-            lambda: self.kubectl.run("get", "serviceaccount", "default", "-n", name).returncode == 0,
-            timeout_s=30,
-            describe=f"namespace {name} has its default ServiceAccount",
-        )
+        self.kubectl.create_namespace(name)
         return name
 
 
 def start_cluster(folder: Any, nodes: dict[str, int], *, operator: bool = True) -> AgentCluster:
     sandbox = Sandbox(folder)
-    sandbox.up(nodes, speed=SPEED, operator=operator)
+    sandbox.up(nodes, speed=SPEED, start_speed=START_SPEED, operator=operator)
     return AgentCluster(sandbox, Kubectl(binary=sandbox.kubectl, kubeconfig=sandbox.kubeconfig))
 
 
@@ -141,6 +138,23 @@ def make_pool(cluster: AgentCluster, namespace: str) -> PoolMaker:
         return pool
 
     return make
+
+
+@pytest.fixture
+def add_nodes(cluster: AgentCluster) -> Iterator[NodeMaker]:
+    """Add nodes that only this test uses. Ask for it before `make_pool`: they go when the pools are gone."""
+    added: list[str] = []
+
+    def add(*names: str, place: str) -> Json:
+        added.extend(names)
+        for name in names:
+            cluster.told("node", "add", name)
+        cluster.kubectl("annotate", "node", *names, f"{START_SPEED_ANNOTATION}={START_SPEED:g}")
+        cluster.kubectl("label", "node", *names, f"test/place={place}")
+        return {"nodeSelector": {"test/place": place}}
+
+    yield add
+    cluster.kubectl("delete", "node", "--ignore-not-found", *added)
 
 
 PodRunner = Callable[..., "PodOnNode"]

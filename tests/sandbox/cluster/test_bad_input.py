@@ -14,7 +14,7 @@ from sandbox.cluster.conftest import AgentCluster, PodOnNode, PodRunner
 from sandbox.cluster.engines import READY_S, Json, get
 from sglpool.sandbox.images.hub import repository
 from sglpool.sandbox.nodeagent.files import Folders
-from support.pool_on_cluster import ClusterPool, PoolMaker, is_ready
+from support.pool_on_cluster import ClusterPool, NodeMaker, PoolMaker, is_ready
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(300)]
@@ -31,7 +31,7 @@ GPU_POD: Json = {
 @pytest.fixture
 def witness(shared_pool: ClusterPool) -> Iterator[None]:
     """Pods of another pool, which must not notice anything."""
-    before = {name: pod["metadata"]["uid"] for name, pod in shared_pool.pods().items()}
+    before = shared_pool.uids()
     restarts = {name: pod["status"]["containerStatuses"][0]["restartCount"] for name, pod in shared_pool.pods().items()}
     yield
     after = shared_pool.pods()
@@ -116,18 +116,15 @@ def test_a_program_that_the_image_lacks_is_named(run_pod: PodRunner, command: li
 
 
 @pytest.fixture
-def small_disk(cluster: AgentCluster) -> Iterator[Path]:
-    """The disk of a node of its own, labelled, which has room for next to nothing."""
-    node = "b200-6"
-    cluster.told("node", "add", node)
-    cluster.kubectl("label", "node", node, "test/disk=small")
-    root = Folders(cluster.sandbox.folder).node_root(node)
+def small_disk(cluster: AgentCluster, add_nodes: NodeMaker) -> Iterator[tuple[Path, Json]]:
+    """A disk that has room for next to nothing, and the template of pods on its node."""
+    template = add_nodes("b200-6", place="small-disk")
+    root = Folders(cluster.sandbox.folder).node_root("b200-6")
     root.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(root)], check=True, timeout=10)
-    yield root
+    yield root, template
     # Containers that are still ending have a copy of the mount.
     subprocess.run(["umount", "--lazy", str(root)], check=True, timeout=10)
-    cluster.told("node", "delete", node)
 
 
 def remount(disk: Path, options: str) -> bool:
@@ -145,11 +142,12 @@ def last_words(pool: ClusterPool) -> str:
 @pytest.mark.usefixtures("witness")
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small disk")
 def test_a_disk_that_is_full_or_cannot_be_written_is_named(
-    cluster: AgentCluster, small_disk: Path, make_pool: PoolMaker
+    cluster: AgentCluster, small_disk: tuple[Path, Json], make_pool: PoolMaker
 ) -> None:
-    filler = small_disk / "filler"
+    disk, template = small_disk
+    filler = disk / "filler"
     filler.write_bytes(bytes(60 * 1024))
-    pool = make_pool(replicas=1, template={"nodeSelector": {"test/disk": "small"}})
+    pool = make_pool(replicas=1, template=template)
     wait_until(lambda: last_words(pool), timeout_s=40, describe=lambda: f"the download failed: {pool.pods()}")
     said = last_words(pool)
     assert re.fullmatch(
@@ -158,7 +156,7 @@ def test_a_disk_that_is_full_or_cannot_be_written_is_named(
         said,
     )
     # Busy for as long as a try of the download holds its lock.
-    wait_until(lambda: remount(small_disk, "ro"), timeout_s=30, describe="the disk is read-only")
+    wait_until(lambda: remount(disk, "ro"), timeout_s=30, describe="the disk is read-only")
     cluster.kubectl("delete", "pod", "p-b200-0", "-n", pool.namespace, timeout_s=90)
     wait_until(
         lambda: "Read-only file system" in last_words(pool),
@@ -166,7 +164,7 @@ def test_a_disk_that_is_full_or_cannot_be_written_is_named(
         describe=lambda: f"the next download failed too: {pool.pods()}",
     )
     assert last_words(pool).startswith("sglpool: cannot provide the weights: Read-only file system (/var/lib/sglpool/")
-    assert remount(small_disk, "rw,size=16m")
+    assert remount(disk, "rw,size=16m")
     filler.unlink()
     cluster.kubectl("delete", "pod", "p-b200-0", "-n", pool.namespace, timeout_s=90)
     pool.wait_ready(READY_S)

@@ -6,14 +6,13 @@ Not here: replicas that go for their health or their node (`test_health`, `test_
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
 from sandbox.cluster.conftest import WARM_UP, AgentCluster
 from sandbox.cluster.engines import READY_S, Json, metric
 from support.agents import Agents
-from support.pool_on_cluster import ClusterPool, PoolMaker, is_gone, is_ready, mark
+from support.pool_on_cluster import ClusterPool, NodeMaker, PoolMaker, is_gone, is_ready, mark
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(400)]
@@ -33,13 +32,13 @@ def test_a_roll_out_and_a_smaller_pool_cost_no_answer(cluster: AgentCluster, mak
         rollout={"drainTimeout": f"{DRAIN_S}s"},
     )
     pool.wait_ready(READY_S)
-    before = {name: pod["metadata"]["uid"] for name, pod in pool.pods().items()}
+    before = pool.uids()
     agents = Agents(pool.router_address(), model="gpt-oss-120b", max_tokens=200)
     with agents.busy(4):
         # Nothing that the router has to know too: it would be replaced, and these clients know its address.
         pool.apply(engine=WARM_UP | {"extraArgs": ["--stream-interval=50"]})
         wait_until(
-            lambda: not {p["metadata"]["uid"] for p in pool.pods().values()} & set(before.values()),
+            lambda: not {*pool.uids().values()} & {*before.values()},
             timeout_s=2 * READY_S,
             describe=lambda: f"both are replaced; {pool.get()['status']}; {pool.events()}",
         )
@@ -103,16 +102,10 @@ def test_a_drain_of_the_autoscaler_outlives_the_operator(cluster: AgentCluster, 
     assert [(one["from"], one["to"]) for one in history] == [(2, 1), (1, 2)], "and it decides nothing twice"
 
 
-@pytest.fixture
-def other_node(cluster: AgentCluster) -> Iterator[None]:
-    """A node of another type."""
-    cluster.told("node", "add", "b300-1")
-    yield
-    cluster.kubectl("delete", "node", "b300-1", "--ignore-not-found")
-
-
-@pytest.mark.usefixtures("other_node")
-def test_a_type_that_leaves_the_spec_is_emptied_once_the_others_serve(make_pool: PoolMaker) -> None:
+def test_a_type_that_leaves_the_spec_is_emptied_once_the_others_serve(
+    add_nodes: NodeMaker, make_pool: PoolMaker
+) -> None:
+    add_nodes("b300-1", place="other")
     pool = make_pool(
         "moves",
         router={"replicas": 1},

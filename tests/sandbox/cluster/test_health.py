@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,7 +12,7 @@ from sandbox.cluster.engines import READY_S, metric
 from sglpool.plan.nodes import SHORT_S
 from sglpool.plan.verdicts import STILL_S
 from support.agents import Agents
-from support.pool_on_cluster import COMMIT, PoolMaker, is_gone, mark
+from support.pool_on_cluster import COMMIT, NodeMaker, PoolMaker, is_gone, mark
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(400)]
@@ -43,7 +42,7 @@ def test_a_replica_whose_speculation_collapses_is_replaced_and_its_peer_stays(
         rollout={"drainTimeout": "15s"},
     )
     pool.wait_ready(READY_S)
-    before = {name: pod["metadata"]["uid"] for name, pod in pool.pods().items()}
+    before = pool.uids()
     agents = Agents(pool.router_address(), model=MODEL, max_tokens=1000)
     with agents.busy(6):
         cluster.told("fault", "ill-b200-1", "--accept-length", "1", "-n", pool.namespace)
@@ -78,7 +77,7 @@ def test_a_replica_whose_speculation_collapses_is_replaced_and_its_peer_stays(
     assert ["ill-b200-1: its accept length was" in message for message in told["DrainStarted"]] == [True]
     assert "DrainCancelled" not in told
     assert any("its accept length was" in message for message in told["ReplicaReplaced"])
-    after = {name: pod["metadata"]["uid"] for name, pod in pool.pods().items()}
+    after = pool.uids()
     assert after["ill-b200-0"] == before["ill-b200-0"], "its peer stays"
     assert agents.answers.keys() == {200}, "nobody noticed"
     assert "unhealthy" not in pool.condition("Available")["message"]
@@ -87,10 +86,12 @@ def test_a_replica_whose_speculation_collapses_is_replaced_and_its_peer_stays(
 def test_a_replica_that_holds_requests_and_computes_nothing_is_replaced(
     cluster: AgentCluster, make_pool: PoolMaker
 ) -> None:
-    pool = make_pool("still", replicas=2, router={"replicas": 1}, engine=WARM_UP, rollout={"drainTimeout": "15s"})
+    # Whose requests are not computed does not leave: the time to drain is spent in any case.
+    pool = make_pool("still", replicas=2, router={"replicas": 1}, engine=WARM_UP, rollout={"drainTimeout": "5s"})
     pool.wait_ready(READY_S)
     before = pool.pods()
-    agents = Agents(pool.router_address(), model="gpt-oss-120b", max_tokens=2000)
+    # The engine ends when they have given up, and by then they have another home.
+    agents = Agents(pool.router_address(), model="gpt-oss-120b", max_tokens=2000, patience_s=40)
     with agents.busy(AGENTS):
         wait_until(
             lambda: metric(before["still-b200-1"], "sglang:num_running_reqs") > 0,
@@ -121,7 +122,7 @@ def test_a_replica_that_holds_requests_and_computes_nothing_is_replaced(
     assert int(figures[2]) >= 1
     assert any("still-b200-1: it has computed no token in" in message for message in told["DrainStarted"])
     assert any("it has computed no token in" in message for message in told["ReplicaReplaced"])
-    after = {name: pod["metadata"]["uid"] for name, pod in pool.pods().items()}
+    after = pool.uids()
     assert after["still-b200-0"] == before["still-b200-0"]["metadata"]["uid"], "its peer stays"
     assert after["still-b200-1"] != before["still-b200-1"]["metadata"]["uid"]
     # Nothing helps who lives there: each waits in vain once, also who comes back after the figure was read.
@@ -129,22 +130,11 @@ def test_a_replica_that_holds_requests_and_computes_nothing_is_replaced(
     assert "unhealthy" not in pool.condition("Available")["message"]
 
 
-@pytest.fixture
-def two_nodes(cluster: AgentCluster) -> Iterator[str]:
-    """A label of two nodes that only this test uses."""
-    names = ("b200-6", "b200-7")
-    for name in names:
-        cluster.told("node", "add", name)
-        cluster.kubectl("label", "node", name, "test/place=short")
-    yield "short"
-    for name in names:
-        cluster.kubectl("delete", "node", name, "--ignore-not-found")
-
-
 def test_a_replica_whose_node_lost_a_gpu_moves_and_its_neighbour_stays(
-    cluster: AgentCluster, two_nodes: str, make_pool: PoolMaker
+    cluster: AgentCluster, add_nodes: NodeMaker, make_pool: PoolMaker
 ) -> None:
-    pool = make_pool("short", tensorParallelSize=4, replicas=2, template={"nodeSelector": {"test/place": two_nodes}})
+    template = add_nodes("b200-6", "b200-7", place="short")
+    pool = make_pool("short", tensorParallelSize=4, replicas=2, template=template)
     pool.wait_ready(READY_S)
     before = pool.pods()
     [node] = {pod["spec"]["nodeName"] for pod in before.values()}

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from sandbox.cluster.conftest import AgentCluster
 from sandbox.cluster.engines import READY_S, Json, loads, processes_of, say
 from sglpool.plan.nodes import LOST_S
-from support.pool_on_cluster import PoolMaker, is_ready
+from support.pool_on_cluster import NodeMaker, PoolMaker, is_ready
 from support.streaming import SESSION, Streams, chat, send
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(300)]
 # The controller manager waits 40 s before it collects pods of an unknown node, and looks every 20 s.
 COLLECTED_S = 90.0
-# Whatever would move back for a node that has returned would have been begun by then: two ticks are 2 s here.
-FLAP_S = 10.0
-
-
-@pytest.fixture
-def spare_nodes(cluster: AgentCluster) -> Iterator[tuple[str, str]]:
-    """Two nodes that only this test uses, told apart by a label."""
-    names = ("b200-3", "b200-4")
-    for name in names:
-        cluster.told("node", "add", name)
-        cluster.kubectl("label", "node", name, f"test/place={name}")
-    yield names
-    for name in names:
-        cluster.kubectl("delete", "node", name, "--ignore-not-found")
+# Whatever would move back for a node that has returned would have been begun by then: ticks are 1 s here.
+FLAP_S = 5.0
 
 
 def node_row(cluster: AgentCluster, name: str) -> str:
@@ -39,11 +26,11 @@ def node_row(cluster: AgentCluster, name: str) -> str:
 
 
 def test_a_stopped_node_holds_its_pods_and_a_deleted_one_lets_them_go(
-    cluster: AgentCluster, spare_nodes: tuple[str, str], make_pool: PoolMaker
+    cluster: AgentCluster, add_nodes: NodeMaker, make_pool: PoolMaker
 ) -> None:
-    stopped, deleted = spare_nodes
-    holds = make_pool("holds", template={"nodeSelector": {"test/place": stopped}}, replicas=1)
-    moves = make_pool("moves", template={"nodeSelector": {"test/place": deleted}}, replicas=1)
+    stopped, deleted = "b200-3", "b200-4"
+    holds = make_pool("holds", template=add_nodes(stopped, place="stopped"), replicas=1)
+    moves = make_pool("moves", template=add_nodes(deleted, place="deleted"), replicas=1)
     holds.wait_ready(READY_S)
     moves.wait_ready(READY_S)
     held, moved = holds.pods()["holds-b200-0"], moves.pods()["moves-b200-0"]
@@ -59,51 +46,35 @@ def test_a_stopped_node_holds_its_pods_and_a_deleted_one_lets_them_go(
         )
 
     # The pool moves to a node that is there; its pod has the same name, so the old one has to go first.
-    cluster.told("node", "add", "b200-5")
-    try:
-        cluster.kubectl("label", "node", "b200-5", f"test/place={deleted}")
+    add_nodes("b200-5", place="deleted")
 
-        def terminating() -> bool:
-            return bool(holds.pods()["holds-b200-0"]["metadata"].get("deletionTimestamp"))
+    def terminating() -> bool:
+        return bool(holds.pods()["holds-b200-0"]["metadata"].get("deletionTimestamp"))
 
-        wait_until(terminating, timeout_s=60, describe="the stopped node's pod is marked for deletion")
-        assert node_row(cluster, stopped).startswith(f"{stopped} NVIDIA-B200 no ")
-        assert holds.condition("Ready")["status"] == "False"
-        assert holds.pods()["holds-b200-0"]["metadata"]["uid"] == held["metadata"]["uid"], "nobody says that it ended"
+    wait_until(terminating, timeout_s=60, describe="the stopped node's pod is marked for deletion")
+    assert node_row(cluster, stopped).startswith(f"{stopped} NVIDIA-B200 no ")
+    assert holds.condition("Ready")["status"] == "False"
+    assert holds.pods()["holds-b200-0"]["metadata"]["uid"] == held["metadata"]["uid"], "nobody says that it ended"
 
-        cluster.told("node", "start", stopped)
-        wait_until(lambda: is_new(holds.pods(), held), timeout_s=60, describe="the node lets the old pod go")
-        holds.wait_ready(READY_S)
+    cluster.told("node", "start", stopped)
+    wait_until(lambda: is_new(holds.pods(), held), timeout_s=60, describe="the node lets the old pod go")
+    holds.wait_ready(READY_S)
 
-        wait_until(lambda: is_new(moves.pods(), moved), timeout_s=COLLECTED_S, describe="the lost pod is collected")
-        moves.wait_ready(READY_S)
-        pod = moves.pods()["moves-b200-0"]
-        assert pod["spec"]["nodeName"] == "b200-5"
-        assert say(pod, "hello").completion_tokens > 0
-    finally:
-        cluster.kubectl("delete", "node", "b200-5")
-
-
-@pytest.fixture
-def three_nodes(cluster: AgentCluster) -> Iterator[str]:
-    """A label of three nodes that only this test uses."""
-    names = ("b200-8", "b200-9", "b200-10")
-    for name in names:
-        cluster.told("node", "add", name)
-        cluster.kubectl("label", "node", name, "test/place=three")
-    yield "three"
-    for name in names:
-        cluster.kubectl("delete", "node", name, "--ignore-not-found")
+    wait_until(lambda: is_new(moves.pods(), moved), timeout_s=COLLECTED_S, describe="the lost pod is collected")
+    moves.wait_ready(READY_S)
+    pod = moves.pods()["moves-b200-0"]
+    assert pod["spec"]["nodeName"] == "b200-5"
+    assert say(pod, "hello").completion_tokens > 0
 
 
 def test_a_node_that_is_lost_costs_its_own_streams_and_nothing_when_it_returns(
-    cluster: AgentCluster, three_nodes: str, make_pool: PoolMaker
+    cluster: AgentCluster, add_nodes: NodeMaker, make_pool: PoolMaker
 ) -> None:
     """Replaced on another node, conversations at home elsewhere, counted once, and no flap."""
     pool = make_pool(
         "spot",
         tensorParallelSize=8,
-        template={"nodeSelector": {"test/place": three_nodes}},
+        template=add_nodes("b200-8", "b200-9", "b200-10", place="three"),
         autoscaling={"minReplicas": 2, "maxReplicas": 3},
         gpus=[{"type": "B200", "targetRunningRequests": 8}],
         router={"replicas": 1},
@@ -139,14 +110,14 @@ def test_a_node_that_is_lost_costs_its_own_streams_and_nothing_when_it_returns(
         )
         assert len(streams.broken()) == cut, "the others never noticed"
     pool.wait_ready(READY_S)
-    after = {name: pod["metadata"]["uid"] for name, pod in pool.pods().items()}
+    after = pool.uids()
     assert after["spot-b200-0"] == before["spot-b200-0"]["metadata"]["uid"]
 
     cluster.told("node", "start", node)
     wait_until(lambda: " yes " in node_row(cluster, node), timeout_s=60, describe="the node is back")
     watched_until_s = time.monotonic() + FLAP_S
     while time.monotonic() < watched_until_s:
-        assert {name: pod["metadata"]["uid"] for name, pod in pool.pods().items()} == after
+        assert pool.uids() == after
         assert pool.condition("Ready")["status"] == "True"
     status = pool.get()["status"]
     assert (status["replicas"], status["readyReplicas"], status["summary"]["ready"]) == (2, 2, "2/2")
@@ -159,11 +130,12 @@ def is_new(pods: dict[str, Json], old: Json) -> bool:
 
 
 def test_a_cordoned_node_keeps_its_pods_and_takes_no_new_ones(
-    cluster: AgentCluster, spare_nodes: tuple[str, str], make_pool: PoolMaker
+    cluster: AgentCluster, add_nodes: NodeMaker, make_pool: PoolMaker
 ) -> None:
-    node = spare_nodes[0]
+    node = "b200-3"
+    template = add_nodes(node, place="cordoned")
     cluster.told("node", "cordon", node)
-    pool = make_pool(template={"nodeSelector": {"test/place": node}}, replicas=1)
+    pool = make_pool(template=template, replicas=1)
     condition = pool.wait_for("Scheduled", reason="NoMatchingNodes", timeout_s=30)
     assert "not cordoned" in condition["message"]
     assert node_row(cluster, node) == f"{node} NVIDIA-B200 yes, cordoned 0 of 8 60x"

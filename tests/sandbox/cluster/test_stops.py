@@ -5,13 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from sandbox.cluster.conftest import AgentCluster, PodRunner
-from sandbox.cluster.engines import processes_of
-from support.pool_on_cluster import PoolMaker
+from sandbox.cluster.engines import Json, processes_of
+from support.pool_on_cluster import NodeMaker, PoolMaker
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(300)]
@@ -21,20 +20,18 @@ GRACE_S = 155
 
 
 @pytest.fixture
-def slow_node(cluster: AgentCluster) -> Iterator[str]:
-    """A node of its own that runs as slowly as life, so that a load takes minutes."""
-    name = "b200-7"
-    cluster.told("node", "add", name)
-    cluster.kubectl("annotate", "node", name, "sandbox.sglpool.io/speed=1", "--overwrite")
-    cluster.kubectl("label", "node", name, "test/speed=slow")
-    yield name
-    cluster.told("node", "delete", name)
+def slow_node(cluster: AgentCluster, add_nodes: NodeMaker) -> Json:
+    """The template of pods on a node that runs as slowly as life, so that a load takes minutes."""
+    template = add_nodes("b200-7", place="slow")
+    speeds = [f"sandbox.sglpool.io/{name}=1" for name in ("speed", "start-speed")]
+    cluster.kubectl("annotate", "node", "b200-7", *speeds, "--overwrite")
+    return template
 
 
 def test_a_pod_deleted_while_it_loads_is_gone_at_once(
-    cluster: AgentCluster, slow_node: str, make_pool: PoolMaker
+    cluster: AgentCluster, slow_node: Json, make_pool: PoolMaker
 ) -> None:
-    pool = make_pool(replicas=1, template={"nodeSelector": {"test/speed": "slow"}})
+    pool = make_pool(replicas=1, template=slow_node)
     logs = ["logs", "p-b200-0", "-n", pool.namespace]
     wait_until(
         lambda: "Init torch distributed begin" in cluster.sglpool(*logs).stdout,
@@ -42,7 +39,7 @@ def test_a_pod_deleted_while_it_loads_is_gone_at_once(
         describe="the engine loads",
     )
     pod = pool.pods()["p-b200-0"]
-    assert pod["spec"]["nodeName"] == slow_node
+    assert pod["spec"]["nodeName"] == "b200-7"
     assert pod["spec"]["terminationGracePeriodSeconds"] == GRACE_S
     began = time.monotonic()
     cluster.kubectl("delete", "pod", "p-b200-0", "-n", pool.namespace, "--timeout=60s", timeout_s=70)

@@ -10,7 +10,6 @@ import pytest
 from sglpool.sandbox.cluster import Sandbox
 from support.helm import Helm, helm_binary
 from support.kubectl import Kubectl
-from support.waiting import wait_until
 
 SPEED = 60.0
 
@@ -28,13 +27,8 @@ class EmptyCluster:
 
     def namespace(self, name: str, *, level: str = "restricted") -> str:
         """A namespace with a Pod Security level."""
-        self.kubectl("create", "namespace", name)
+        self.kubectl.create_namespace(name)
         self.kubectl("label", "namespace", name, f"pod-security.kubernetes.io/enforce={level}")
-        wait_until(
-            lambda: self.kubectl.run("get", "serviceaccount", "default", "-n", name).returncode == 0,
-            timeout_s=30,
-            describe=f"namespace {name} has its default ServiceAccount",
-        )
         return name
 
 
