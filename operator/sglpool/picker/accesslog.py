@@ -2,8 +2,9 @@
 
 A file in the pod's memory rather than Envoy's gRPC log service: measured against it, a line costs a split instead of a
 protobuf message, nothing of gRPC's 33 MB is loaded, lines that are written while the picker is away wait for it, and
-a picker that hangs blocks nobody. (A FIFO would: with a reader that hangs, Envoy could not even end.) Lines come about
-7 ms after the end of a request. The file is renamed when it is large, and Envoy opens a new one: no line is lost.
+a picker that hangs blocks nobody. (A FIFO would: with a reader that hangs, Envoy could not even end.) Lines come some
+tens of milliseconds after the end of a request. The file is renamed when it is large, and Envoy opens a new one: no
+line is lost.
 Not here: what a line changes (`ledger`).
 """
 
@@ -22,7 +23,7 @@ from sglpool.picker.ledger import Entry
 from sglpool.picker.metrics import Metrics
 from sglpool.routing.pickerconfig import ACCESS_LOG_FIELDS, ANSWER_FIELDS
 
-PERIOD_S = 0.02
+PERIOD_S = 0.05
 ROTATE_BYTES = 4 * 2**20
 READ_BYTES = 256 * 1024
 LINES_AT_ONCE = 8

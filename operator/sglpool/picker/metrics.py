@@ -6,10 +6,13 @@ What happens is counted where it happens; what is the case (load, homes) is read
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.process_collector import ProcessCollector
 
 from sglpool import __version__
+from sglpool.picker.counts import Count, Counts
 from sglpool.routing.types import Decision, Outcome, Rule
 
 DECISION_BUCKETS_S = (0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.02, 0.1)
@@ -23,15 +26,16 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         name, text = "sglpool_router_build_info", "Version of the picker: always 1."
         Gauge(name, text, ("version",), registry=self.registry).labels(__version__).set(1)
-        decisions = self._counter("decisions", "Picks by the rule that decided.", "rule")
-        self._decisions = {rule: decisions.labels(rule.value) for rule in Rule}
-        self._moves = self._counter("moves", "Conversations that got another home, by whether they had to.", "forced")
-        self._forced, self._chosen = self._moves.labels("true"), self._moves.labels("false")
-        self.decision_s = Histogram(
+        self._counts = Counts()
+        self.registry.register(self._counts)
+        by_rule = [rule.value for rule in Rule]
+        self._decisions = self._labelled("decisions", "Picks by the rule that decided.", "rule", by_rule)
+        moves = "Conversations that got another home, by whether they had to."
+        self._moves = self._labelled("moves", moves, "forced", ["true", "false"])
+        self.decision_s = self._counts.times(
             "sglpool_router_decision_seconds",
             "Time from a request's arrival at the picker to its answer.",
-            buckets=DECISION_BUCKETS_S,
-            registry=self.registry,
+            DECISION_BUCKETS_S,
         )
         self.lapsed = self._counter("lapsed_reservations", "Slots that nobody confirmed and that were given back.")
         self.bad_requests = self._counter("bad_questions", "Questions of Envoy's that could not be read.")
@@ -48,17 +52,20 @@ class Metrics:
         self.restarts = self._counter("picker_restarts", "Pickers of this container that died or hung.")
         self.store_errors = self._counter("store_errors", "Requests to the store that failed or came too late.")
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"sglpool_router_{name}", text, labels, registry=self.registry)
+    def _counter(self, name: str, text: str) -> Count:
+        return self._counts.count(f"sglpool_router_{name}", text)
+
+    def _labelled(self, name: str, text: str, label: str, values: Iterable[str]) -> dict[str, Count]:
+        return self._counts.counts(f"sglpool_router_{name}", text, label, values)
 
     def decided(self, decision: Decision) -> None:
         """Count a decision."""
         self._decisions[decision.rule].inc()
         if decision.moved and decision.home is not None:
             if decision.forced:
-                self._forced.inc()
+                self._moves["true"].inc()
             elif decision.rule is not Rule.NEW:
-                self._chosen.inc()
+                self._moves["false"].inc()
 
     def ended(self, outcome: Outcome) -> None:
         """Count what a request's usage says."""

@@ -230,7 +230,7 @@ def spill_wait_s(config: PolicyConfig, seconds: float) -> float:
 
 
 def any_other(s: Situation, without: Replica) -> Replica | None:
-    """Return a second host for a request that stays: a prefix holder, else the less loaded of two drawn by chance.
+    """Return a second host for a request that stays: a prefix holder, else one that is drawn by chance.
 
     No pass over all replicas: most requests stay, and most never need their second host.
     """
@@ -240,9 +240,9 @@ def any_other(s: Situation, without: Replica) -> Replica | None:
             if replica is not None and replica is not without and can_take(replica) and has_room(s, replica):
                 return replica
     everyone = list(s.replicas.values())
-    drawn = [everyone[int(s.rng.random() * len(everyone))] for _ in range(2)]
-    usable = [each for each in drawn if each is not without and can_take(each) and has_room(s, each)]
-    if usable:
-        return min(usable, key=lambda replica: load(replica, s.now_s) / weight(replica, s.now_s, s.config))
+    for part in (s.rng.random(), s.rng.random()):
+        drawn = everyone[int(part * len(everyone))]
+        if drawn is not without and can_take(drawn) and has_room(s, drawn):
+            return drawn
     best, _ = two_best(s, without)
     return best.replica if best is not None else None

@@ -58,9 +58,6 @@ ACCESS_LOG_FIELDS: tuple[tuple[str, str], ...] = (
     ("upstream", "%UPSTREAM_HOST%"),
     ("status", "%RESPONSE_CODE%"),
     ("flags", "%RESPONSE_FLAGS%"),
-    ("received_bytes", "%BYTES_RECEIVED%"),
-    ("sent_bytes", "%BYTES_SENT%"),
-    ("duration_ms", "%DURATION%"),
     ("attempts", "%UPSTREAM_REQUEST_ATTEMPT_COUNT%"),
     ("answer", f"%DYNAMIC_METADATA({METADATA_NAMESPACE}:{METADATA_ANSWER})%"),
 )

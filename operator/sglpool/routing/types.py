@@ -8,8 +8,9 @@ Not here: what is remembered about conversations (`state`), and how anything is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 
@@ -109,8 +110,7 @@ class Replica:
     prefill_done_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PickRequest:
+class PickRequest(NamedTuple):
     """A request to place, as far as headers tell.
 
     Attributes:
@@ -124,8 +124,7 @@ class PickRequest:
     fallback_key: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(NamedTuple):
     """Where a request goes, and why.
 
     Attributes:
@@ -144,11 +143,10 @@ class Decision:
     moved: bool = False
     forced: bool = False
     retry_after_s: float = 0.0
-    inputs: Mapping[str, float] = field(default_factory=dict)
+    inputs: Mapping[str, float] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What is known when a request has ended.
 
     Attributes:

@@ -28,11 +28,20 @@ def sse(*events: object, names: bool = False) -> bytes:
     return out
 
 
+STREAM = {"content-type": "text/event-stream; charset=utf-8"}
+WHOLE = {"content-type": "application/json"}
+
+
 def logged(
-    router: Any, chunks: tuple[bytes, ...], *, path: str = "/v1/chat/completions", status: int = 200
+    router: Any,
+    chunks: tuple[bytes, ...],
+    *,
+    path: str = "/v1/chat/completions",
+    status: int = 200,
+    headers: dict[str, str] = WHOLE,
 ) -> dict[str, str]:
     """The scan's fields of the next log entry."""
-    router.a.answer = Answer(status=status, chunks=chunks)
+    router.a.answer = Answer(status=status, chunks=chunks, headers=headers)
     count = len(router.envoy.access_log())
     reply = router.envoy.request("POST", path, {}, headers={"x-session-id": "s"})
     assert reply.body == b"".join(chunks)
@@ -76,14 +85,49 @@ STREAMS = {"chat": CHAT, "messages": MESSAGES, "responses": RESPONSES}
 PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "responses": "/v1/responses"}
 
 
+LEARNT = {**SUM, "finish": "tool_calls", "refused": "-"}
+
+
 @pytest.mark.parametrize("api", STREAMS)
 def test_a_stream_is_understood_however_it_is_cut(router: Any, api: str) -> None:
     whole = STREAMS[api]
     for size in (len(whole), 1000, 97, 61):
         chunks = tuple(whole[i : i + size] for i in range(0, len(whole), size))
-        assert logged(router, chunks, path=PATHS[api]) == {**SUM, "finish": "tool_calls", "refused": "-"}, size
+        assert logged(router, chunks, path=PATHS[api], headers=STREAM) == LEARNT, size
     events = tuple(part + b"\n\n" for part in whole.split(b"\n\n") if part)
-    assert logged(router, events, path=PATHS[api])["finish"] == "tool_calls"
+    assert logged(router, events, path=PATHS[api], headers=STREAM) == LEARNT
+
+
+TEXT = "t" * 900
+LONG = {
+    "chat": sse(*[delta(TEXT)] * 60, delta("", "tool_calls"), {"choices": [], "usage": CHAT_USAGE}, "[DONE]"),
+    # What it was asked stands at the beginning of a stream, what it answered at the end.
+    "messages": sse(
+        {"type": "message_start", "message": {"usage": {**MESSAGES_USAGE, "output_tokens": 0}}},
+        *[{"type": "content_block_delta", "delta": {"type": "text_delta", "text": TEXT}}] * 60,
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 42}},
+        {"type": "message_stop"}, names=True,
+    ),
+    # The last event repeats everything, and a call may be far from its end.
+    "responses": sse(
+        {"type": "response.created"},
+        *[{"type": "response.output_text.delta", "delta": TEXT}] * 60,
+        {"type": "response.completed", "response": response(CALL, {**MESSAGE, "more": TEXT * 60})}, names=True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [100_000, 16_384, 1000, 700])
+@pytest.mark.parametrize("api", LONG)
+def test_a_long_stream_is_understood_by_its_ends(router: Any, api: str, size: int) -> None:
+    whole = LONG[api]
+    chunks = tuple(whole[i : i + size] for i in range(0, len(whole), size))
+    assert logged(router, chunks, path=PATHS[api], headers=STREAM) == LEARNT
+
+
+def test_a_refusal_after_much_text_is_recognised(router: Any) -> None:
+    chunks = tuple(sse(delta(TEXT)) for _ in range(60))
+    assert logged(router, (*chunks, sse(REFUSAL)), headers=STREAM)["refused"] == "true"
 
 
 @pytest.mark.parametrize("compact", [True, False])
@@ -126,17 +170,18 @@ OVERLOADED = {"type": "error", "error": {"type": "overloaded_error", "message": 
     ],
 )
 def test_a_refusal_inside_a_200_is_recognised(router: Any, stream: bytes) -> None:
-    assert logged(router, (stream,))["refused"] == "true"
+    assert logged(router, (stream,), headers=STREAM)["refused"] == "true"
 
 
 def test_other_errors_are_no_refusals(router: Any) -> None:
     other = {"error": {"message": "Input is too long", "type": "BadRequestError", "code": 400}}
-    assert logged(router, (sse(other),))["refused"] == "-"
+    assert logged(router, (sse(other),), headers=STREAM)["refused"] == "-"
     assert logged(router, (json.dumps(other).encode(),), status=400) == NOTHING
     assert logged(router, (json.dumps({"error": None, "code": 503}).encode(),)) == NOTHING
 
 
-def test_an_answer_that_says_nothing_leaves_the_fields_empty(router: Any) -> None:
-    assert logged(router, (b"",)) == NOTHING
-    assert logged(router, (b"\x00\xff" * 40_000,)) == NOTHING
+@pytest.mark.parametrize("headers", [STREAM, WHOLE, {}], ids=["stream", "whole", "untold"])
+def test_an_answer_that_says_nothing_leaves_the_fields_empty(router: Any, headers: dict[str, str]) -> None:
+    assert logged(router, (b"",), headers=headers) == NOTHING
+    assert logged(router, (b"\x00\xff" * 40_000,), headers=headers) == NOTHING
     assert router.envoy.log() == ""

@@ -6,6 +6,9 @@
 -- Carried over from a chunk that ends inside an event, so that a field cut in two is still seen.
 local TAIL_BYTES = 512
 local ERROR_BYTES = 400
+-- Of a stream's beginning and of its end at least so much is read: several times what the last events take.
+local KEPT_BYTES = 4096
+local STREAM = "text/event-stream"
 
 local FINISH = {
   tool_calls = "tool_calls", function_call = "tool_calls", tool_use = "tool_calls",
@@ -20,7 +23,7 @@ local TOKENS = {
   cached = { '"cached', "cached_tokens" }, _input = { '"cache_read_input', "cached_tokens" },
 }
 
-local byte, find, match, sub = string.byte, string.find, string.match, string.sub
+local byte, find, match, sub, concat = string.byte, string.find, string.match, string.sub, table.concat
 
 local function look_at_reasons(text, found, at)
   repeat
@@ -108,21 +111,13 @@ local function keep(handle, found)
     values[i] = value or "-"
   end
   if any then
-    handle:streamInfo():dynamicMetadata():set(NAMESPACE, ANSWER, table.concat(values, ","))
+    handle:streamInfo():dynamicMetadata():set(NAMESPACE, ANSWER, concat(values, ","))
   end
 end
 
-function envoy_on_response(handle)
-  local headers = handle:headers()
-  local memo = headers:get(MEMO)
-  if memo then
-    remember(memo)
-  end
-  if headers:get(":status") ~= "200" then
-    return
-  end
-  local found, tail = {}, nil
-  for chunk in handle:bodyChunks() do
+-- Everything is read: an answer in one piece, or what may hold a call of a tool anywhere.
+local function read_all(chunks, found, tail)
+  for chunk in chunks do
     local length = chunk:length()
     -- The last one is empty: what came before has been seen.
     if length > 0 then
@@ -135,5 +130,55 @@ function envoy_on_response(handle)
       tail = byte(text, -1) ~= 10 and sub(text, -TAIL_BYTES) or nil
     end
   end
+end
+
+-- The bytes of a chunk, of a very large one only where it begins and ends.
+local function some_of(chunk, length)
+  if length <= 2 * KEPT_BYTES then
+    return chunk:getBytes(0, length)
+  end
+  return chunk:getBytes(0, KEPT_BYTES) .. "\n" .. chunk:getBytes(length - KEPT_BYTES, KEPT_BYTES)
+end
+
+-- Of a stream its beginning and its end are read, which say it all: reading what lies between would double what a chunk
+-- costs. Chunks are put by until there are enough bytes of them, and those before them are forgotten then.
+local function read_ends(chunks, found)
+  local first, old, young, count, bytes = nil, {}, {}, 0, 0
+  for chunk in chunks do
+    local length = chunk:length()
+    if length > 0 then
+      count, bytes = count + 1, bytes + length
+      young[count] = first and some_of(chunk, length) or chunk:getBytes(0, length)
+      if bytes >= KEPT_BYTES then
+        if not first then
+          first = concat(young)
+          -- Of this API, calls of tools are events of their own.
+          if find(first, '"response.', 1, true) then
+            look(first, found)
+            return read_all(chunks, found, sub(first, -TAIL_BYTES))
+          end
+          young, first = { sub(first, -KEPT_BYTES) }, sub(first, 1, KEPT_BYTES)
+        end
+        old, young, count, bytes = young, {}, 0, 0
+      end
+    end
+  end
+  look((first or "") .. "\n" .. concat(old) .. concat(young), found)
+end
+
+function envoy_on_response(handle)
+  local headers = handle:headers()
+  local memo = headers:get(MEMO)
+  if memo then
+    -- No client needs to know.
+    headers:remove(MEMO)
+    remember(memo)
+  end
+  if headers:get(":status") ~= "200" then
+    return
+  end
+  local found, kind = {}, headers:get("content-type")
+  local read = kind and sub(kind, 1, #STREAM) == STREAM and read_ends or read_all
+  read(handle:bodyChunks(), found)
   keep(handle, found)
 end
