@@ -62,7 +62,13 @@ def looked_at(folder: Path, *flags: str) -> dict[str, Any]:
     done = subprocess.run(
         [
             browser(),
-            *("--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr"),
+            *(
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                f"--user-data-dir={folder / 'profile'}",
+                "--enable-logging=stderr",
+            ),
             *("--virtual-time-budget=5000", *flags, "--dump-dom", page.as_uri()),
         ],
         capture_output=True,
