@@ -6,6 +6,7 @@ import itertools
 import json
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,6 @@ class Install:
         self.namespace = f"removal-{uuid.uuid4().hex[:8]}"
         self._kubectl("create", "namespace", self.namespace)
 
-    def make(self) -> None:
-        self._kubectl("apply", "-n", self.namespace, "-f", "-", input=json.dumps(small_pool("p")))
-
     def children(self) -> set[tuple[str, str]]:
         items = self._kubectl.json("get", CHILDREN, "-n", self.namespace, "-l", "sglpool.io/pool=p")["items"]
         return {(item["kind"], item["metadata"]["name"]) for item in items}
@@ -64,6 +62,12 @@ class Install:
 
     def gone(self, what: str) -> None:
         assert self.left.pop(0) == what
+
+
+def go_on(installs: Sequence[Install]) -> None:
+    """Each on its own: what one waits for is nothing to the others."""
+    with ThreadPoolExecutor(len(installs)) as pool:
+        list(pool.map(Install.go_on, installs))
 
 
 @pytest.fixture
@@ -83,10 +87,21 @@ def installs(alone: None, kubectl: Kubectl) -> Iterator[list[Install]]:
         kubectl("delete", "namespace", install.namespace, "--ignore-not-found", "--wait=false")
 
 
-def wait_for_the_collector(kubectl: Kubectl, namespace: str) -> None:
+def wait_for_the_collector(kubectl: Kubectl) -> None:
     """Kubernetes' garbage collector looks for new kinds twice a minute; what waits for it tells when it did."""
-    kubectl("apply", "-n", namespace, "-f", "-", input=json.dumps(small_pool("witness", replicas=0)))
-    kubectl("delete", "sglpool", "witness", "-n", namespace, "--cascade=foreground", "--timeout=90s", timeout_s=100)
+    # Where no operator makes anything of it.
+    place = ("-n", "default")
+    kubectl("apply", *place, "-f", "-", input=json.dumps(small_pool("witness", replicas=0)))
+    kubectl("delete", "sglpool", "witness", *place, "--cascade=foreground", "--timeout=90s", timeout_s=100)
+
+
+def make_pools(kubectl: Kubectl, installs: Sequence[Install]) -> None:
+    pools = []
+    for install in installs:
+        pool = small_pool("p")
+        pool["metadata"]["namespace"] = install.namespace
+        pools.append(pool)
+    kubectl("apply", "-f", "-", input="\n---\n".join(map(json.dumps, pools)))
 
 
 def start(kubeconfig: Path, log: Path, installs: Sequence[Install]) -> OperatorProcess:
@@ -100,29 +115,30 @@ def test_every_order_of_removal_ends_clean(
 ) -> None:
     early = [i for i in installs if i.early]
     late = [i for i in installs if not i.early]
-    wait_for_the_collector(kubectl, installs[0].namespace)
-    operators = [start(kubeconfig, tmp_path / f"{i}.log", group) for i, group in enumerate((early, late))]
+    with ThreadPoolExecutor() as pool:
+        collector = pool.submit(wait_for_the_collector, kubectl)
+        make_pools(kubectl, installs)
+        starts = [pool.submit(start, kubeconfig, tmp_path / f"{i}.log", group) for i, group in enumerate((early, late))]
+    operators = [process.result() for process in starts]
     try:
-        for install in installs:
-            install.make()
+        collector.result()
         for install in installs:
             wait_until(
                 lambda i=install: {"StatefulSet", "Deployment", "Pod"} <= {kind for kind, _ in i.children()},
                 timeout_s=60,
                 describe="a pool has children",
             )
-        for install in installs:
-            install.go_on()
+        go_on(installs)
 
         operators[0].stop()
         for install in early:
             install.gone("operator")
-            install.go_on()
+        go_on(early)
 
         kubectl("delete", "crd", CRD, "--timeout=60s")
         for install in installs:
             install.gone("crd")
-            install.go_on()
+        go_on(installs)
 
         # Without its CRD it ends by itself, with one sentence; a pod would be started again until the CRD is back.
         log = tmp_path / "1.log"
@@ -130,7 +146,7 @@ def test_every_order_of_removal_ends_clean(
         wait_until(lambda: sentence in log.read_text(), timeout_s=60, describe=f"the operator says `{sentence}`")
         for install in late:
             install.gone("operator")
-            install.go_on()
+        go_on(late)
     finally:
         for process in operators:
             process.kill()
