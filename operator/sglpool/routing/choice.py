@@ -91,6 +91,11 @@ class Situation:
             self.warm = estimate.reusable_tokens(state, self.conversation, request, now_s, self.prompt)
 
 
+def pressure(s: Situation, replica: Replica) -> float:
+    """Return a replica's load over its full weight."""
+    return load(replica, s.now_s) / replica.weight
+
+
 def candidate(s: Situation, replica: Replica) -> Candidate:
     """Return a replica with its figures, whether or not it may be chosen."""
     return _scored(s, replica, load(replica, s.now_s))

@@ -132,21 +132,20 @@ def _spill(s: Situation, home: Replica) -> Decision | None:
     config = s.config
     if s.conversation is not None and s.conversation.running_on(home.uid):
         return None
-    wait_s = prefill_wait_s(home, s.now_s)
-    here = choice.candidate(s, home)
-    if s.state.spill_tokens < 1.0 or (here.pressure < config.spill_min_load and wait_s < config.spill_min_wait_s):
+    wait_s, pressure = prefill_wait_s(home, s.now_s), choice.pressure(s, home)
+    if s.state.spill_tokens < 1.0 or (pressure < config.spill_min_load and wait_s < config.spill_min_wait_s):
         return None
     least_s = choice.migration_s(s, home, choice.held_or_shared(s, _held_at_most(s)), s.warm)
-    if here.pressure < choice.spill_difference(config, least_s) and wait_s < choice.spill_wait_s(config, least_s):
+    if pressure < choice.spill_difference(config, least_s) and wait_s < choice.spill_wait_s(config, least_s):
         return None
     best, second = choice.next_best(s, home)
-    if best is None or not choice.is_better(best, here):
+    if best is None or not choice.is_better(best, choice.candidate(s, home)):
         return None
     held = choice.held_or_shared(s, choice.held_on(s, best.replica.uid))
     seconds = choice.migration_s(s, best.replica, held, s.warm)
     saved_s = wait_s - prefill_wait_s(best.replica, s.now_s)
-    is_busier = here.pressure - best.pressure >= choice.spill_difference(config, seconds)
-    if not (is_busier and here.pressure >= config.spill_min_load) and saved_s < choice.spill_wait_s(config, seconds):
+    is_busier = pressure - best.pressure >= choice.spill_difference(config, seconds)
+    if not (is_busier and pressure >= config.spill_min_load) and saved_s < choice.spill_wait_s(config, seconds):
         return None
     inputs = {"migration_s": seconds, "budget": s.state.spill_tokens, "saved_s": saved_s}
     return _move(s, home, best, second, Rule.SPILL, inputs)
