@@ -133,13 +133,13 @@ def has_room(s: Situation, replica: Replica) -> bool:
     return load(replica, s.now_s) < replica.max_concurrent
 
 
-def two_best(s: Situation, without: Replica | None) -> tuple[Candidate | None, Candidate | None]:
-    """Return the two candidates of the lowest score; ties go to the one with fewer conversations, then by chance."""
+def two_best(s: Situation, without: Replica | None) -> tuple[Candidate | None, Replica | None]:
+    """Return the two replicas of the lowest score; ties go to the one with fewer conversations, then by chance."""
     now_s, config = s.now_s, s.config
     best: Replica | None = None
     runner: Replica | None = None
     best_score = runner_score = 0.0
-    # Most of a pick's time: nothing is made for a replica but its score, and the figures of the two best at the end.
+    # Most of a pick's time: nothing is made for a replica but its score, and the figures of the best one at the end.
     for replica in s.replicas.values():
         if replica is without or not can_take(replica):
             continue
@@ -152,7 +152,7 @@ def two_best(s: Situation, without: Replica | None) -> tuple[Candidate | None, C
             best, best_score = replica, score
         elif runner is None or score < runner_score or (score == runner_score and _wins_tie(s, replica, runner)):
             runner, runner_score = replica, score
-    return candidate(s, best) if best is not None else None, candidate(s, runner) if runner is not None else None
+    return candidate(s, best) if best is not None else None, runner
 
 
 def _wins_tie(s: Situation, one: Replica, other: Replica) -> bool:
@@ -160,7 +160,7 @@ def _wins_tie(s: Situation, one: Replica, other: Replica) -> bool:
     return mine < theirs if mine != theirs else s.rng.random() < 0.5
 
 
-def next_best(s: Situation, without: Replica | None) -> tuple[Candidate | None, Candidate | None]:
+def next_best(s: Situation, without: Replica | None) -> tuple[Candidate | None, Replica | None]:
     """Return where a conversation goes when it leaves its home, and who is next after that.
 
     A replica that holds a prefix of it is taken like a home: unless it is so much busier that a spill would leave it.
@@ -171,7 +171,7 @@ def next_best(s: Situation, without: Replica | None) -> tuple[Candidate | None, 
     warm = _best_holder(s, s.conversation, without, best)
     if warm is None or warm.replica is best.replica:
         return best, runner
-    return warm, best
+    return warm, best.replica
 
 
 def _best_holder(

@@ -56,7 +56,7 @@ def _place(s: Situation) -> Decision:
         return refusal(s)
     return Decision(
         home=best.replica.uid,
-        second=second.replica.uid if second else None,
+        second=second.uid if second else None,
         rule=Rule.FAILOVER if had_home else Rule.NEW,
         moved=had_home,
         forced=had_home and _is_warm(s),
@@ -215,24 +215,24 @@ def _by_hash(s: Situation, without: Replica | None, rule: Rule) -> Decision | No
     )
 
 
-def _away(s: Situation, home: Replica, best: Candidate, second: Candidate | None, rule: Rule) -> Decision:
+def _away(s: Situation, home: Replica, best: Candidate, second: Replica | None, rule: Rule) -> Decision:
     """One request goes elsewhere; if that fails, the home is not tried: it is what was avoided."""
     inputs = _inputs(s, best) | {"load_home": load(home, s.now_s)}
-    return Decision(home=best.replica.uid, second=second.replica.uid if second else None, rule=rule, inputs=inputs)
+    return Decision(home=best.replica.uid, second=second.uid if second else None, rule=rule, inputs=inputs)
 
 
 def _move(
     s: Situation,
     home: Replica,
     best: Candidate,
-    second: Candidate | None,
+    second: Replica | None,
     rule: Rule,
     more: dict[str, float] | None = None,
     *,
     forced: bool = False,
 ) -> Decision:
     """The conversation gets another home. The old one is the retry if it may be, since it is warm."""
-    retry = home if can_take(home) and choice.has_room(s, home) else (second.replica if second else None)
+    retry = home if can_take(home) and choice.has_room(s, home) else second
     here = choice.candidate(s, home)
     inputs = _inputs(s, best) | {
         "load_home": load(home, s.now_s),
