@@ -22,7 +22,7 @@ from support.pool_on_cluster import ClusterPool, NodeMaker, PoolMaker, small_poo
 from support.waiting import wait_until
 
 SPEED, START_SPEED = 60.0, 400.0
-"""Starts are nothing to wait for."""
+"""On nodes that a test adds, starts are nothing to wait for; on the shared ones faults show in them."""
 WARM_UP: Json = {"warmup": {"promptTokens": 2000}}
 # What these tests are about are engines.
 NO_ROUTER: Json = {"enabled": False}
@@ -67,7 +67,7 @@ class AgentCluster:
 
 def start_cluster(folder: Any, nodes: dict[str, int], *, operator: bool = True) -> AgentCluster:
     sandbox = Sandbox(folder)
-    sandbox.up(nodes, speed=SPEED, start_speed=START_SPEED, operator=operator)
+    sandbox.up(nodes, speed=SPEED, operator=operator)
     return AgentCluster(sandbox, Kubectl(binary=sandbox.kubectl, kubeconfig=sandbox.kubeconfig))
 
 

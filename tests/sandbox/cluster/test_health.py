@@ -24,7 +24,7 @@ AGENTS = 6
 
 
 def test_a_replica_whose_speculation_collapses_is_replaced_and_its_peer_stays(
-    cluster: AgentCluster, make_pool: PoolMaker
+    cluster: AgentCluster, add_nodes: NodeMaker, make_pool: PoolMaker
 ) -> None:
     pool = make_pool(
         "ill",
@@ -35,6 +35,7 @@ def test_a_replica_whose_speculation_collapses_is_replaced_and_its_peer_stays(
         },
         kvCache={},
         tensorParallelSize=4,
+        template=add_nodes("b200-6", place="ill"),
         speculative={"algorithm": "NEXTN"},
         replicas=2,
         router={"replicas": 1},
@@ -84,10 +85,17 @@ def test_a_replica_whose_speculation_collapses_is_replaced_and_its_peer_stays(
 
 
 def test_a_replica_that_holds_requests_and_computes_nothing_is_replaced(
-    cluster: AgentCluster, make_pool: PoolMaker
+    cluster: AgentCluster, add_nodes: NodeMaker, make_pool: PoolMaker
 ) -> None:
     # Whose requests are not computed does not leave: the time to drain is spent in any case.
-    pool = make_pool("still", replicas=2, router={"replicas": 1}, engine=WARM_UP, rollout={"drainTimeout": "5s"})
+    pool = make_pool(
+        "still",
+        replicas=2,
+        template=add_nodes("b200-6", place="still"),
+        router={"replicas": 1},
+        engine=WARM_UP,
+        rollout={"drainTimeout": "5s"},
+    )
     pool.wait_ready(READY_S)
     before = pool.pods()
     # The engine ends when they have given up, and by then they have another home.
