@@ -1,8 +1,9 @@
 """One HTTP request to the API server: credentials, deadline, retries of what is safe to repeat, and our errors.
 
-Credentials and TLS come from the official client's loaders (kubeconfig, exec plugins, the pod's rotating token);
-the bytes go straight through one aiohttp session, because building the client's models and going through its
-generated layers costs more than the request itself. What the requests mean is `client.py`'s business.
+Credentials and TLS come from the official client's loaders (kubeconfig, exec plugins, the pod's rotating token; a token
+that stands in a kubeconfig is read once, as kubectl reads it); the bytes go straight through one aiohttp session,
+because building the client's models and going through its generated layers costs more than the request itself. What the
+requests mean is `client.py`'s business.
 """
 
 import asyncio
