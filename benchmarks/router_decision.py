@@ -67,6 +67,7 @@ def decide(cache: Path, *, replicas: int, conversations: int, rate: int, seconds
                 cache, folder, str(folder / names.AUTHZ_SOCKET), reported, router.cpu_s, [*router.pids(), peers.pid]
             )
             after = decision_buckets(router.state)
+            _check_lines(router.state)
             known = json.loads(_read(f"{router.state}/state"))["conversations"]
             found = Decided(
                 p50_ms=loaded.p50_us / 1000,
@@ -108,6 +109,12 @@ def _question() -> bytes:
 def decision_buckets(state: str) -> dict[float, float]:
     """Decisions of a picker so far by the time that they took: within how many seconds, how many."""
     return {float(bound): float(count) for bound, count in _BUCKET.findall(_read(f"{state}/metrics"))}
+
+
+def _check_lines(state: str) -> None:
+    """Slots that are never given back would be a load of their own."""
+    if not re.search(r"^sglpool_router_bad_log_lines_total 0\.0$", _read(f"{state}/metrics"), re.MULTILINE):
+        raise BenchmarkError("the picker cannot read how the requests ended: router_load.c writes other fields")
 
 
 def _percentile(before: dict[float, float], after: dict[float, float], percent: float) -> float:

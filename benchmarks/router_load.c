@@ -140,7 +140,7 @@ static void release_due(int64_t now) {
   size_t used = 0;
   while (release_first < release_next && releases[release_first % release_room].due_us <= now && used < 65000) {
     struct release *r = &releases[release_first++ % release_room];
-    used += snprintf(text + used, sizeof text - used, "%s\t%s\t200\t-\t400000\t3000\t100\t1\tstop,1000,900,20,-\n",
+    used += snprintf(text + used, sizeof text - used, "%s\t%s\t200\t-\t1\tstop,1000,900,20,-\n",
                      r->pick, r->host);
   }
   int fd = open(log_path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
