@@ -166,15 +166,18 @@ class Driver:
 
     async def run(self) -> None:
         """Drive until cancelled."""
+        resumed_s = time.monotonic()
         while not self.stopped:
             due_s = self.engine.next_event_s()
             if due_s is None or self._stalled:
                 self._wake.clear()
                 await self._wake.wait()
+                resumed_s = time.monotonic()
                 continue
             rest_s = self._last_pass_s + len(self._streams) / MAX_WAKES_PER_S - time.monotonic()
             delay_s = max(self.clock.wall_until_s(due_s), rest_s)
-            planned_s = time.monotonic() + max(delay_s, 0.0)
+            # In the past when it was held up while it computed, rather than while it slept.
+            planned_s = max(time.monotonic() + delay_s, resumed_s)
             await asyncio.sleep(max(delay_s, 0.0))
             self._note_lag(planned_s)
             self._advance(min(self.clock.now_s(), max(due_s, self._advanced_s) + _SLICE_S * self.clock.speed))
