@@ -98,10 +98,7 @@ def pressure(s: Situation, replica: Replica) -> float:
 
 def candidate(s: Situation, replica: Replica) -> Candidate:
     """Return a replica with its figures, whether or not it may be chosen."""
-    return _scored(s, replica, load(replica, s.now_s))
-
-
-def _scored(s: Situation, replica: Replica, requests: float) -> Candidate:
+    requests = load(replica, s.now_s)
     burden = _burden(s, replica, requests)
     full = replica.weight
     return Candidate(replica, burden / weight(replica, s.now_s, s.config), burden / full, requests / full)
