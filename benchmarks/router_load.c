@@ -1,12 +1,13 @@
 /* The load generator of the router's benchmark: one request text over and over, on many connections at once.
 
-   router_load TARGET REQUEST CONNECTIONS SESSIONS SECONDS RATE WARM_S [LOG HOLD_MS]
+   router_load TARGET REQUEST CONNECTIONS SESSIONS SECONDS RATE WARM_S [LOG HOLD_MS REST]
      TARGET    ip:port, or the path of a unix socket
      REQUEST   file with a whole HTTP request; every @@@@@@@@ in it becomes a session's number, 8 digits
      SESSIONS  each connection has its own share of them, so that none has two requests at once
      SECONDS   how long requests begin (after WARM_S, in which they are not counted); those under way are waited for
      RATE      requests a second, sent when due whether or not earlier ones are answered; 0: the next one follows the answer
-     LOG       for the picker alone: append Envoy's line for the answer's pick to this file, HOLD_MS after it
+     LOG       for the picker alone: append Envoy's line for the answer's pick to this file, HOLD_MS after it:
+               the pick, where it went, and REST
    Prints one JSON object. Warm-up ends and the count begins with a line "begin" on stdout, and "end" ends it, so that
    the caller can read CPU times at both. Chunks whose content begins with a time (router_worker.c) are timed too. */
 #define _GNU_SOURCE
@@ -50,7 +51,7 @@ static struct release *releases;
 static size_t release_first, release_next, release_room = 1 << 18;
 static int64_t hold_us, end_us, begin_us;
 static char first_failure[512];
-static const char *log_path;
+static const char *log_path, *log_rest;
 
 static int64_t now_us(void) {
   struct timespec t;
@@ -140,8 +141,7 @@ static void release_due(int64_t now) {
   size_t used = 0;
   while (release_first < release_next && releases[release_first % release_room].due_us <= now && used < 65000) {
     struct release *r = &releases[release_first++ % release_room];
-    used += snprintf(text + used, sizeof text - used, "%s\t%s\t200\t-\t1\tstop,1000,900,20,-\n",
-                     r->pick, r->host);
+    used += snprintf(text + used, sizeof text - used, "%s\t%s\t%s\n", r->pick, r->host, log_rest);
   }
   int fd = open(log_path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
   if (fd < 0 || write(fd, text, used) != (ssize_t)used) die(log_path);
@@ -292,13 +292,13 @@ static void report(void) {
 }
 
 int main(int argc, char **argv) {
-  if (argc != 8 && argc != 10) {
-    fprintf(stderr, "usage: router_load TARGET REQUEST CONNECTIONS SESSIONS SECONDS RATE WARM_S [LOG HOLD_MS]\n");
+  if (argc != 8 && argc != 11) {
+    fprintf(stderr, "usage: router_load TARGET REQUEST CONNECTIONS SESSIONS SECONDS RATE WARM_S [LOG HOLD_MS REST]\n");
     return 2;
   }
   connections = atoi(argv[3]);
   sessions = atoi(argv[4]);
-  if (argc == 10) log_path = argv[8], hold_us = atoi(argv[9]) * 1000;
+  if (argc == 11) log_path = argv[8], hold_us = atoi(argv[9]) * 1000, log_rest = argv[10];
   if (connections < 1 || connections > MOST) return 2;
   took = malloc(took_room * sizeof *took);
   transit = malloc(took_room * sizeof *transit);

@@ -15,6 +15,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from sglpool.routing.pickerconfig import ACCESS_LOG_FIELDS
+
 FIRST_ENGINE = "127.0.0.11"
 ENGINE_PORT = 31990
 LARGE_BYTES = 400_000
@@ -24,6 +26,8 @@ _HERE = Path(__file__).parent
 _LIMIT_S = 120.0
 _NICE = -15
 _FAILED_SHARE = 0.001
+_ENDED = {"status": "200", "flags": "-", "attempts": "1", "answer": "stop,1000,900,20,-"}
+"""How requests of the clients of the picker end. The two fields before these name the pick and the engine."""
 
 
 class BenchmarkError(RuntimeError):
@@ -188,7 +192,8 @@ def run_load(
     numbers = (load.connections, load.sessions, load.seconds, load.rate, load.warm_s)
     command = [str(program("router_load", programs)), target, str(request), *map(str, numbers)]
     if load.access_log is not None:
-        command += [str(load.access_log), str(round(load.hold_s * 1000))]
+        rest = "\t".join(_ENDED[name] for name, _ in ACCESS_LOG_FIELDS[2:])
+        command += [str(load.access_log), str(round(load.hold_s * 1000)), rest]
     process = subprocess.Popen(pinned(cores()[1], command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
