@@ -25,13 +25,21 @@ from sglpool.routing import pickerconfig as names
 from support.waiting import wait_until
 
 START_LIMIT_S = 30.0
+PATIENCE_S = 5.0
+"""How long a request waits for the picker, where a test is not about that: a busy machine must not decide who picks."""
 BINARY = Path(sys.prefix, "bin", "envoy")
 
 
 def shape(**changes: Any) -> RouterShape:
     """A small pool's router on loopback."""
     base = RouterShape(
-        pool="p", max_replicas=4, max_concurrent_requests=8, listen_host="127.0.0.1", http_port=0, health_port=0
+        pool="p",
+        max_replicas=4,
+        max_concurrent_requests=8,
+        picker_timeout_s=PATIENCE_S,
+        listen_host="127.0.0.1",
+        http_port=0,
+        health_port=0,
     )
     return replace(base, **changes)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sglpool.render.envoy.shape import PICKER_TIMEOUT_S
 from sglpool.routing import pickerconfig as names
 from support.envoy_peers import Answer
 from support.envoy_process import endpoint
@@ -162,7 +163,7 @@ def test_without_the_picker_conversations_stay_and_spread(make_router: Callable[
     router.picker.kill()
     homes = {}
     for turn in range(3):
-        for number in range(12):
+        for number in range(48):
             before = router.counts()
             reply = router.envoy.request(body=CHAT, headers={"x-session-id": f"s{number}"})
             assert (reply.status, reply.took_s < 5) == (200, True)
@@ -180,15 +181,21 @@ def test_without_the_picker_a_dead_home_is_retried_elsewhere(router: Any) -> Non
     assert router.counts() == [1, 1]
 
 
-def test_a_picker_that_hangs_costs_a_quarter_of_a_second_and_no_request(router: Any) -> None:
+def test_a_picker_that_hangs_costs_a_quarter_of_a_second_and_no_request(make_router: Callable[..., Any]) -> None:
+    router = make_router(picker_timeout_s=PICKER_TIMEOUT_S)
     router.picker.hang = True
     reply = router.envoy.request(body=CHAT, headers=SESSION)
     assert reply.status == 200
     assert reply.took_s >= 0.2
     assert router.envoy.wait_logged()[0]["pick"] == "-"
     router.picker.hang = False
+    wait_until(lambda: _is_picked(router), timeout_s=10, describe="the picker is asked again")
+
+
+def _is_picked(router: Any) -> bool:
+    """Whether the picker places requests, as far as the log says."""
     router.envoy.request(body=CHAT, headers=SESSION)
-    assert router.envoy.wait_logged(2)[1]["pick"] == "pick-1"
+    return any(entry["pick"] != "-" for entry in router.envoy.wait_logged())
 
 
 def test_a_picker_that_comes_back_is_asked_again(router: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support.envoy_peers import Answer, Peers
-from support.envoy_process import EnvoyProcess, Reply
+from support.envoy_process import PATIENCE_S, EnvoyProcess, Reply
 from support.picker_process import PickerProcess, PodApi, PolledEngine, engine_pod, free_port, router_pod
 
 _networks = itertools.count(1)
@@ -103,10 +103,17 @@ class Pool:
         self.api.put(engine_pod(uid or f"e{number}", engine.ip, **changes))
         return engine
 
-    def router(self, uid: str = "r1", *, api_keys: dict[str, str] | None = None, **settings: Any) -> Router:
+    def router(
+        self,
+        uid: str = "r1",
+        *,
+        api_keys: dict[str, str] | None = None,
+        picker_timeout_s: float = PATIENCE_S,
+        **settings: Any,
+    ) -> Router:
         """A router, once it knows its engines."""
         self.api.put(router_pod(uid, settings.get("ip", "127.0.0.1")))
-        envoy = self._stack.enter_context(EnvoyProcess(api_keys=api_keys))
+        envoy = self._stack.enter_context(EnvoyProcess(api_keys=api_keys, picker_timeout_s=picker_timeout_s))
         picker = self._stack.enter_context(PickerProcess(envoy, self.api, uid=uid, engine_port=self.port, **settings))
         router = Router(envoy, picker, self._stack)
         router.await_engines(*(engine.address for engine in self.engines))

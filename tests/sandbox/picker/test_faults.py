@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+from sglpool.render.envoy.shape import PICKER_TIMEOUT_S
 from sglpool.routing.pickerconfig import DRAINED_MARKER, HOMES_FILE, LEAVING_MARKER
 from support.envoy_peers import Answer
 from support.picker_process import router_pod
@@ -82,7 +83,7 @@ def test_requests_that_ended_while_nobody_read_are_learned_from(make_pool: MakeP
 
 def test_a_picker_that_hangs_costs_each_request_a_quarter_of_a_second(make_pool: MakePool) -> None:
     pool = make_pool(2)
-    router = pool.router()
+    router = pool.router(picker_timeout_s=PICKER_TIMEOUT_S)
     home = pool.served(lambda: router.ask("s"))
     router.picker.signal(signal.SIGSTOP)
     reply = router.ask("other")

@@ -151,7 +151,10 @@ def test_a_replica_that_refuses_is_left_alone_until_it_has_room(make_pool: MakeP
     home = pool.served(lambda: router.ask("s"))
     engine = pool.engines[home]
     served = engine.answer
-    engine.loads["num_waiting_reqs"] = 8
+    # Both as busy as each other: the refusal alone makes the difference.
+    for each in pool.engines:
+        each.loads["num_waiting_reqs"] = 6
+    eventually(lambda: {replica["load"] for replica in router.picker.state()["replicas"]} == {6.0}, "both are busy")
     refusal = {"error": {"message": "The request queue is full.", "type": "SERVICE_UNAVAILABLE", "code": 503}}
     engine.answer = Answer(headers=SSE, chunks=(b"data: " + json.dumps(refusal).encode() + b"\n\n",))
     router.ask("s")

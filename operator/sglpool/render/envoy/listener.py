@@ -18,7 +18,6 @@ from sglpool.routing import pickerconfig as names
 _HTTP = "type.googleapis.com/envoy.extensions.filters.http"
 _API = "type.googleapis.com/envoy"
 
-PICKER_TIMEOUT = "0.25s"
 _FROM_PICKER = (names.HEADER_DESTINATION, names.HEADER_PICK)
 _TO_PICKER = (
     names.HEADER_KEY_SESSION,
@@ -89,7 +88,7 @@ def _filters(shape: RouterShape, api_keys: Mapping[str, str]) -> Sequence[dict[s
         _filter("body_size_limit", "body_size_limit.v3.BodySizeLimit", max_request_bytes=shape.body_limit_bytes)
     )
     filters.append(_filter("lua", "lua.v3.Lua", default_source_code={"inline_string": source()}))
-    filters.append(_picker())
+    filters.append(_picker(shape))
     # Counts by status and times by cluster, which nothing of ours reads, cost each request some microseconds.
     filters.append(_filter("router", "router.v3.Router", suppress_envoy_headers=True, dynamic_stats=False))
     return filters
@@ -134,7 +133,7 @@ def _says(header: str, value: str) -> dict[str, Any]:
     return {"header": {"name": header, "string_match": {"exact": value}}}
 
 
-def _picker() -> dict[str, Any]:
+def _picker(shape: RouterShape) -> dict[str, Any]:
     """Ask the picker; without its answer in time the request goes on: to where it was last, else the ring decides.
 
     Where it was last is in the destination's header already: the picker's answer replaces it.
@@ -143,7 +142,7 @@ def _picker() -> dict[str, Any]:
         "ext_authz",
         "ext_authz.v3.ExtAuthz",
         http_service={
-            "server_uri": {"uri": "http://picker", "cluster": "picker", "timeout": PICKER_TIMEOUT},
+            "server_uri": {"uri": "http://picker", "cluster": "picker", "timeout": f"{shape.picker_timeout_s:g}s"},
             "authorization_response": {
                 "allowed_upstream_headers": _exactly(_FROM_PICKER),
                 "allowed_client_headers": _exactly(("retry-after",)),

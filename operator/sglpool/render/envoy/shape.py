@@ -16,6 +16,9 @@ from sglpool.routing.pickerconfig import HEALTH_PORT, HTTP_PORT, SHARED_DIR
 #: Folder of the ConfigMap with the files of `bootstrap.files`.
 CONFIG_DIR = "/etc/sglpool/router"
 
+PICKER_TIMEOUT_S = 0.25
+"""How long a request waits for the picker."""
+
 BUFFER_BYTES = 8 * 2**20
 """A request up to this size can be sent again to the second replica, and be read for its fingerprint."""
 
@@ -31,6 +34,7 @@ class RouterShape:
         body_limit_bytes: Larger bodies get 413.
         api_keys: Whether a request needs a key. As long as the listener holds none, every request gets 401 then.
         tls_dir: Folder with tls.crt and tls.key; plain HTTP when absent.
+        picker_timeout_s: Without the picker's answer in so long, Envoy places a request itself.
         stream_idle_timeout_s: A stream on which nothing moves for so long ends.
         stream_grace_s: How long streams may go on after the router began to go, or its listener changed.
         listen_host: Address of both listeners.
@@ -46,6 +50,7 @@ class RouterShape:
     body_limit_bytes: int = 32 * 2**20
     api_keys: bool = False
     tls_dir: str | None = None
+    picker_timeout_s: float = PICKER_TIMEOUT_S
     stream_idle_timeout_s: int = 1800
     stream_grace_s: int = 1800
     listen_host: str = "0.0.0.0"
