@@ -32,7 +32,7 @@ from sglpool.signals.http import Web
 from support import pools
 from support.observed import observed_pod
 from support.signal_peers import endpoint, loads
-from support.vitals import Engine, FakeEngines
+from support.vitals import KV_TOKENS, Engine, FakeEngines
 
 Json = dict[str, Any]
 KEY = ("serving", "kimi")
@@ -101,9 +101,29 @@ def test_every_pool_is_looked_at_once_a_minute_and_ready_replicas_alone_are_aske
                 scene.follow()  # as every reconcile does
             await scene.live(10)
         assert scene.engines.asked == [["kimi-b200-0", "kimi-b200-2"]] * 20
-        assert scene.asked == [], "nothing is wrong, so nothing is asked for"
+        assert scene.asked == [KEY], "nothing is wrong: what the replicas hold is news once, and nothing is after that"
         await scene.live(10)
         assert len(scene.engines.asked) == 20, "the watch has ended"
+
+    in_virtual_time(scenario())
+
+
+def test_what_replicas_hold_is_known_and_asks_for_a_reconcile_when_it_is_news(in_virtual_time):
+    async def scenario():
+        scene = Scene()
+        scene.put((True, False, True))
+        async with scene.watch:
+            scene.follow()
+            assert scene.watch.kv_tokens(KEY) == {}
+            await scene.live(5)
+            assert scene.watch.kv_tokens(KEY) == {"kimi-b200-0": KV_TOKENS, "kimi-b200-2": KV_TOKENS}
+            assert scene.asked == [KEY]
+            scene.engines.engines["kimi-b200-2"].restart(kv_tokens=KV_TOKENS + 64)
+            await scene.live(5)
+            assert scene.watch.kv_tokens(KEY)["kimi-b200-2"] == KV_TOKENS + 64
+            assert scene.asked == [KEY, KEY]
+            scene.watch.forget(KEY)
+            assert scene.watch.kv_tokens(KEY) == {}
 
     in_virtual_time(scenario())
 
@@ -115,7 +135,9 @@ def test_a_finding_asks_for_one_reconcile_and_is_news_once(in_virtual_time):
         scene.engines.engines["kimi-b200-1"].accept_length = 1.0
         async with scene.watch:
             scene.follow()
-            await scene.live(30)
+            await scene.live(2)
+            scene.asked.clear()
+            await scene.live(28)
             assert scene.asked == [KEY]
             assert scene.watch.view(KEY).unhealthy.keys() == {"kimi-b200-1"}
             (told,) = scene.watch.news(KEY)
@@ -158,7 +180,9 @@ def test_a_pool_that_drafts_no_more_is_not_judged_by_its_draft(in_virtual_time):
         scene.engines.engines["kimi-b200-1"].accept_length = 1.0
         async with scene.watch:
             scene.follow(speculative=None)
-            await scene.live(30)
+            await scene.live(2)
+            scene.asked.clear()
+            await scene.live(28)
         assert scene.asked == []
         assert not scene.engines.drafts
 
@@ -172,7 +196,9 @@ def test_the_watch_lives_as_fast_as_the_engines(in_virtual_time):
         scene.engines.engines["kimi-b200-1"].accept_length = 1.0
         async with scene.watch:
             scene.follow()
-            await scene.live(10, every_s=INTERVAL_S / 20)
+            await scene.live(2, every_s=INTERVAL_S / 20)
+            scene.asked.clear()
+            await scene.live(8, every_s=INTERVAL_S / 20)
         assert scene.asked == [KEY]
 
     in_virtual_time(scenario())

@@ -74,6 +74,7 @@ class Case:
     status: Json = field(default_factory=dict)
     now_s: float = NOW_S
     words: Sequence[str] = ()
+    kv_tokens: dict[str, int] = field(default_factory=dict)
 
     def pool(self) -> Pool:
         spec = {"gpus": [{"type": "B200"}], **self.spec}
@@ -130,8 +131,19 @@ class Case:
         sized, observed = pools.size(pool), self.observed()
         desired = make_plan(pool, sized, observed).desired
         return make_status(
-            pool, sized, observed, desired=desired, blockers=self.blockers, now_s=self.now_s if now_s is None else now_s
+            pool,
+            sized,
+            observed,
+            desired=desired,
+            blockers=self.blockers,
+            now_s=self.now_s if now_s is None else now_s,
+            kv_tokens=self.kv_tokens,
         )
+
+    def capacity(self) -> Json:
+        """What the status says that a B200 replica holds."""
+        found: Json = self.make()["gpus"][0]["capacity"]
+        return found
 
 
 def pod(ordinal: int, **changes: Any) -> ObservedPod:
@@ -583,6 +595,47 @@ def test_figures_by_type():
     assert status["summary"] == {"ready": "1/2", "gpus": "8 B200 + 4 B300"}
     assert status["endpoint"] == "http://kimi-engine.serving.svc:30000/v1"
     assert status["selector"] == names.pool_selector("kimi")
+
+
+SAID: Json = {"kv_tokens": {"pod-B200-0": 600_064, "pod-B200-1": 600_000}}
+"""What the engines of READY say."""
+
+
+def test_what_a_replica_holds_is_an_estimate_until_one_says_it():
+    ready = CASES["ready"]
+    estimate = ready.capacity()
+    assert estimate["source"] == "Estimate"
+    said = replace(ready, **SAID).capacity()
+    # Of two the lower one; what no engine says stays as it was.
+    assert said == estimate | {"kvTokens": 600_000, "conversationsAtContext": 2, "source": "Engine"}
+    assert replace(ready, kv_tokens={"somebody-else": 7}).capacity() == estimate
+
+
+def test_replicas_that_are_not_ready_or_of_a_former_revision_say_nothing_of_this_one():
+    estimate = CASES["ready"].capacity()
+    unready = replace(CASES["ready"], pods=(pod(0, ready=False), pod(1, ready=False)), **SAID)
+    assert unready.capacity() == estimate
+    former = replace(CASES["ready"], pods=(pod(0, revision="old"), pod(1, revision="old")), **SAID)
+    assert former.capacity() == estimate
+    half = replace(former, pods=(pod(0, revision="old"), pod(1)))
+    assert half.capacity()["kvTokens"] == 600_000
+    # The template is not written yet, so whatever runs is of a former one.
+    outdated = replace(CASES["ready"], statefulsets={"B200": {"spec_hash": "former"}}, **SAID)
+    assert outdated.capacity() == estimate
+
+
+def test_what_was_said_to_a_former_operator_is_kept_until_its_successor_has_asked():
+    ready = CASES["ready"]
+    said = replace(ready, **SAID).make()
+    kept = replace(ready, status=said)
+    assert kept.capacity() == said["gpus"][0]["capacity"]
+    assert replace(kept, kv_tokens={"pod-B200-0": 500_000}).capacity()["kvTokens"] == 500_000
+    for changes in (
+        {"status": said | {"observedGeneration": 3}},
+        {"pods": (pod(0, ready=False), pod(1, ready=False))},
+        {"pods": (pod(0, revision="old"), pod(1, revision="old"))},
+    ):
+        assert replace(kept, **changes).capacity()["source"] == "Estimate", changes
 
 
 POD_STATES = st.sampled_from(

@@ -36,7 +36,10 @@ class Capacity(Model):
     hicache_size_gb_per_rank: Count = Field(
         alias="hicacheSizeGBPerRank", description="SGLang's --hicache-size, decimal GB per rank."
     )
-    source: Literal["Estimate", "Engine"] = Field(description="Where the figures come from.")
+    source: Literal["Estimate", "Engine"] = Field(
+        description="Engine once a replica of the current revision has said how large its KV cache is; kvTokens and "
+        "conversationsAtContext are its own then, and the rest stays an estimate."
+    )
 
 
 class GPUStatus(Model):

@@ -1,8 +1,9 @@
 """The watch over engines that pass their probes and still do badly: once a minute every pool's replicas are asked.
 
-A finding asks for a reconcile, which empties and replaces the replica; that is all that leaves this module. What is
-known lives in memory: losing it costs minutes of watching. What is being emptied for a finding stands on the pod, and
-is taken up from there. Not here: judging (`plan.health`), asking (`signals`), writing (`reconcile`).
+A finding asks for a reconcile, which empties and replaces the replica; news of how much KV cache they have asks for one
+too, which status shows. Nothing else leaves this module. What is known lives in memory: losing it costs minutes of
+watching. What is being emptied for a finding stands on the pod, and is taken up from there. Not here: judging
+(`plan.health`), asking (`signals`), writing (`reconcile`).
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from sglpool.controller.metrics import Metrics
 from sglpool.controller.rounds import Rounds
 from sglpool.controller.store import PoolKey, Store
 from sglpool.plan import Observed, ObservedPod
-from sglpool.plan.health import Finding, Health, HealthMemory, judge, recall
+from sglpool.plan.health import Finding, Health, HealthMemory, judge, kv_tokens_of, recall
 from sglpool.plan.verdicts import Sample
 from sglpool.signals import Endpoint
 from sglpool.signals.health import read_samples
@@ -141,6 +142,11 @@ class HealthWatch:
         watched = self._watched.get(key)
         return watched.health if watched is not None else Health()
 
+    def kv_tokens(self, key: PoolKey) -> dict[str, int]:
+        """KV tokens that a pool's engines said they have, by uid of the pod."""
+        watched = self._watched.get(key)
+        return kv_tokens_of(watched.memory) if watched is not None else {}
+
     def news(self, key: PoolKey) -> list[Finding]:
         """What is wrong and was not told before; whoever asks tells it."""
         watched = self._watched.get(key)
@@ -154,7 +160,7 @@ class HealthWatch:
         return untold
 
     async def look(self, key: PoolKey) -> None:
-        """Ask a pool's engines, judge, and ask for a reconcile if something else is wrong than before."""
+        """Ask a pool's engines, judge, and ask for a reconcile if that says something else than before."""
         watched = self._watched.get(key)
         if watched is None:
             return
@@ -162,11 +168,11 @@ class HealthWatch:
         samples = await self._reader.read(engines, self._now_s, drafts=watched.speculative)
         if self._watched.get(key) is not watched:
             return
-        before = watched.health
+        before = watched.health, kv_tokens_of(watched.memory)
         watched.health, watched.memory = judge(
             self._own_pods(key, watched), samples, watched.memory, self._now_s(), speculative=watched.speculative
         )
-        if watched.health != before:
+        if (watched.health, kv_tokens_of(watched.memory)) != before:
             self._enqueue(key)
 
     def _own_pods(self, key: PoolKey, watched: _Watched) -> list[ObservedPod]:

@@ -161,6 +161,7 @@ class Reconciler:
             now_s=now_s,
             told=view.told,
             unhealthy=[finding.sentence for finding in self._health.view(key).findings],
+            kv_tokens=self._health.kv_tokens(key),
         )
         for finding in self._health.news(key):
             self._events.record(

@@ -149,6 +149,11 @@ def judge(
     return _choose(memory, live, now_s)
 
 
+def kv_tokens_of(memory: HealthMemory) -> dict[str, int]:
+    """The KV pool that engines said they have in this run, by uid of the pod."""
+    return {uid: one.last.kv_total_tokens for uid, one in memory.replicas.items() if one.last is not None}
+
+
 def _peers_kv_tokens(pod: ObservedPod, live: Mapping[str, ObservedPod], fresh: Mapping[str, Sample]) -> int | None:
     """The KV pool that most others of the same template have at least."""
     others = [

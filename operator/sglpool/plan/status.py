@@ -1,17 +1,19 @@
-"""The status of a pool, from its spec and what exists: conditions, counts, capacity.
+"""The status of a pool, from its spec and what exists: conditions and counts.
 
 Pure and idempotent: the same facts twice give the same status, to the letter. A condition is the first answer of an
-ordered chain of checks.
+ordered chain of checks. Not here: what it says of each GPU type (`plan.capacity`).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from sglpool.api import names
 from sglpool.api.base import Manifest
 from sglpool.api.conditions import Condition, merge_conditions
 from sglpool.api.pool import Pool
 from sglpool.plan.autoscaling import Told, autoscaling_status, load_status, scaling_condition, scaling_summary
+from sglpool.plan.capacity import gpu_statuses
 from sglpool.plan.gate import rollout_hold
 from sglpool.plan.nodes import node_problem, without_lost_tests
 from sglpool.plan.observed import Observed, ObservedPod
@@ -90,6 +92,7 @@ def make_status(
     now_s: float,
     told: Told | None = None,
     unhealthy: Sequence[str] = (),
+    kv_tokens: Mapping[str, int] = MappingProxyType({}),
 ) -> Manifest:
     """The status to store.
 
@@ -102,6 +105,7 @@ def make_status(
         now_s: Unix time.
         told: What the autoscaler has to say, None while it has read nothing.
         unhealthy: What is wrong with replicas that are ready, one sentence each.
+        kv_tokens: KV tokens that engines said they have, by uid of the pod.
     """
     own = [s for s in observed.statefulsets if s.owner_uid == pool.uid]
     uids = {s.uid for s in own}
@@ -135,7 +139,7 @@ def make_status(
         "readyReplicas": sum(p.ready for p in live),
         "selector": names.pool_selector(pool.name),
         "endpoint": endpoint(pool),
-        "gpus": _gpu_statuses(pool, sized, observed, desired),
+        "gpus": gpu_statuses(pool, sized, observed, desired=desired, kv_tokens=kv_tokens),
         "summary": {"ready": f"{facts.ready}/{facts.wanted}", "gpus": _gpu_summary(live)},
     }
     autoscaling = autoscaling_status(pool, facts.wanted, told, now_s=now_s)
@@ -346,33 +350,6 @@ _CHAINS = (
     _reconciling,
     _stalled,
 )
-
-
-def _gpu_statuses(
-    pool: Pool, sized: Sequence[SizedGPU], observed: Observed, desired: Mapping[str, int]
-) -> list[Manifest]:
-    statuses = []
-    for one in sized:
-        owned = observed.own_statefulset(pool, one.entry.type)
-        pods = [p for p in observed.pods_of(one.entry.type) if owned and p.owner_uid == owned.uid and not p.terminating]
-        status: Manifest = {
-            "type": one.entry.type,
-            "desired": desired.get(one.entry.type, 0),
-            "replicas": len(pods),
-            "ready": sum(p.ready for p in pods),
-            "updated": sum(owned is not None and p.revision == owned.update_revision for p in pods),
-        }
-        if one.fit is not None and one.fit.feasible:
-            status["capacity"] = {
-                "kvTokens": one.fit.kv_tokens,
-                "hostKVTokens": one.fit.host_kv_tokens,
-                "conversationsAtContext": one.fit.conversations_at_context,
-                "targetRunningRequests": one.fit.target_running_requests,
-                "hicacheSizeGBPerRank": one.fit.hicache_size_gb_per_rank,
-                "source": "Estimate",
-            }
-        statuses.append(status)
-    return statuses
 
 
 def _gpu_summary(pods: Sequence[ObservedPod]) -> str:

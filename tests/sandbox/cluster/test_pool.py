@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import urllib.request
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,16 @@ def test_a_pool_serves_and_the_second_turn_finds_its_cache(shared_pool: ClusterP
     assert warm.cached_tokens > cold.prompt_tokens - 100
     assert say(second, CONTEXT).cached_tokens == 0
     assert "simulated" in cold.text
+
+
+def test_status_says_how_much_kv_cache_an_engine_really_has(shared_pool: ClusterPool) -> None:
+    def capacity() -> dict[str, Any]:
+        found: dict[str, Any] = shared_pool.get()["status"]["gpus"][0]["capacity"]
+        return found
+
+    wait_until(lambda: capacity()["source"] == "Engine", timeout_s=60, describe=lambda: f"it is asked; {capacity()}")
+    said = [loads(pod)["max_total_num_tokens"] for pod in shared_pool.pods().values()]
+    assert capacity()["kvTokens"] == min(said)
 
 
 def test_a_deleted_pod_finishes_its_stream_serves_on_and_a_new_one_takes_its_place(
