@@ -6,6 +6,7 @@ One pass over the replicas per choice, nothing sorted. Not here: whether the hom
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import NamedTuple
 
 from sglpool.routing import estimate
@@ -47,6 +48,7 @@ class Situation:
         config: the constants.
         conversation: what is remembered of its conversation, None if it is new or has no key.
         home: that conversation's home if it is still a replica.
+        home_load: the load of the home, 0 without one.
         prompt: estimated tokens of the request.
         warm: estimated tokens of it that the home still holds.
     """
@@ -55,6 +57,7 @@ class Situation:
         "config",
         "conversation",
         "home",
+        "home_load",
         "now_s",
         "prompt",
         "replicas",
@@ -84,16 +87,13 @@ class Situation:
         self.conversation: Conversation | None = state.get(key) if key is not None else None
         uid = self.conversation.home if self.conversation is not None else None
         self.home = replicas.get(uid) if uid is not None else None
+        # Once for all the rules: a pick asks for it several times.
+        self.home_load = load(self.home, now_s) if self.home is not None else 0.0
         self.session = state.sessions.get(key.session, {}) if key is not None else {}
         self.prompt = estimate.prompt_tokens(state, self.conversation, request.body_bytes)
         self.warm = 0.0
         if self.conversation is not None:
             self.warm = estimate.reusable_tokens(state, self.conversation, request, now_s, self.prompt)
-
-
-def pressure(s: Situation, replica: Replica) -> float:
-    """Return a replica's load over its full weight."""
-    return load(replica, s.now_s) / replica.weight
 
 
 def candidate(s: Situation, replica: Replica) -> Candidate:
@@ -150,6 +150,17 @@ def two_best(s: Situation, without: Replica | None) -> tuple[Candidate | None, R
         elif runner is None or score < runner_score or (score == runner_score and _wins_tie(s, replica, runner)):
             runner, runner_score = replica, score
     return candidate(s, best) if best is not None else None, runner
+
+
+def lowest_pressure(s: Situation, without: Replica) -> float:
+    """Return the pressure of the least busy replica that may take a request from elsewhere, infinity without one."""
+    lowest = inf
+    for replica in s.replicas.values():
+        if replica is not without and can_take(replica):
+            pressure = load(replica, s.now_s) / replica.weight
+            if pressure < lowest:
+                lowest = pressure
+    return lowest
 
 
 def _wins_tie(s: Situation, one: Replica, other: Replica) -> bool:

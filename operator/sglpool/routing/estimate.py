@@ -53,13 +53,6 @@ def is_side_request(conversation: Conversation, body_bytes: int, config: PolicyC
     return body_bytes <= config.side_request_bytes and body_bytes < SIDE_FRACTION * conversation.ctx_bytes
 
 
-def is_reset(conversation: Conversation, body_bytes: int, config: PolicyConfig) -> bool:
-    """Return whether the conversation has started over: the body shrank, and it is one conversation."""
-    if conversation.running or conversation.mixed or is_side_request(conversation, body_bytes, config):
-        return False
-    return body_bytes < config.reset_fraction * conversation.ctx_bytes
-
-
 def is_evicted(state: RoutingState, uid: str, idle_s: float) -> bool:
     """Return whether a pause was longer than that replica was seen to keep KV."""
     residency_s = state.residency_s.get(uid)
@@ -70,26 +63,31 @@ def reusable_tokens(
     state: RoutingState, conversation: Conversation, request: PickRequest, now_s: float, prompt: float
 ) -> float:
     """Return the tokens of this prompt that the home still holds."""
-    config = state.config
     if conversation.running:
         return prompt
-    if is_reset(conversation, request.body_bytes, config):
+    config, body_bytes = state.config, request.body_bytes
+    tells_length = not (conversation.mixed or is_side_request(conversation, body_bytes, config))
+    if tells_length and body_bytes < config.reset_fraction * conversation.ctx_bytes:
+        # It has started over.
         return 0.0
     if conversation.home is None or is_evicted(state, conversation.home, now_s - conversation.last_seen_s):
         return 0.0
-    if is_side_request(conversation, request.body_bytes, config) or conversation.mixed:
+    if not tells_length:
         return prompt
-    return max(min(float(conversation.ctx_tokens), prompt), _held_from_before(state, conversation, now_s, prompt))
+    at_home = float(conversation.ctx_tokens)
+    if at_home > prompt:
+        at_home = prompt
+    if conversation.earlier is None:
+        return at_home
+    return max(at_home, _held_from_before(state, conversation.earlier, now_s, prompt))
 
 
-def _held_from_before(state: RoutingState, conversation: Conversation, now_s: float, prompt: float) -> float:
+def _held_from_before(state: RoutingState, earlier: Holder, now_s: float, prompt: float) -> float:
     """Return what the home holds of a longer prompt that came before a shorter one: before an aside, or a compaction.
 
     After an aside the prompt is as long as the one before it, and a little longer.
     """
-    if conversation.earlier is None:
-        return 0.0
-    tokens = held_tokens(state, conversation.earlier, now_s, prompt)
+    tokens = held_tokens(state, earlier, now_s, prompt)
     return tokens if tokens >= prompt * GOES_ON_ABOVE else 0.0
 
 

@@ -27,6 +27,8 @@ KEY_HEADERS: tuple[tuple[str, str | None], ...] = (
 )
 """Header of the session and header of the conversation in it, by harness. The first session header present decides."""
 
+_ASKED = ((HEADER_KEY_SESSION, HEADER_KEY_CONVERSATION), *KEY_HEADERS)
+
 FORWARDED_HEADERS: tuple[str, ...] = tuple(name for pair in KEY_HEADERS for name in pair if name is not None)
 """Every header above, for whoever must let them through."""
 
@@ -43,7 +45,7 @@ def key_of(headers: Mapping[str, str]) -> ConversationKey | None:
     Returns:
         The key, None if no header says anything. A session without a conversation id is one conversation.
     """
-    for session_header, conversation_header in ((HEADER_KEY_SESSION, HEADER_KEY_CONVERSATION), *KEY_HEADERS):
+    for session_header, conversation_header in _ASKED:
         session = headers.get(session_header, "").strip()
         if session:
             conversation = headers.get(conversation_header, "").strip() if conversation_header else ""

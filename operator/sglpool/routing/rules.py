@@ -19,6 +19,7 @@ from __future__ import annotations
 from sglpool.routing import choice, rendezvous
 from sglpool.routing.choice import Candidate, Situation
 from sglpool.routing.load import can_serve, can_take, load, prefill_wait_s
+from sglpool.routing.state import Conversation
 from sglpool.routing.types import Decision, Replica, Rule
 
 
@@ -107,6 +108,8 @@ def _return(s: Situation, home: Replica) -> Decision | None:
     """Another replica still holds nearly all of it, and the home is much busier or has to go: no budget is asked."""
     if s.conversation is None or not s.conversation.holders:
         return None
+    if not (home.draining or _is_busier_than_a_holder(s, home, s.conversation)):
+        return None
     best: Candidate | None = None
     for holder in s.conversation.holders:
         replica = s.replicas.get(holder.uid)
@@ -123,6 +126,16 @@ def _return(s: Situation, home: Replica) -> Decision | None:
     return _move(s, home, best, None, Rule.FREE_MOVE) if is_lighter or home.draining else None
 
 
+def _is_busier_than_a_holder(s: Situation, home: Replica, conversation: Conversation) -> bool:
+    """Whether a return is worth a closer look. Mostly it is not, and this costs little."""
+    least = s.config.return_difference
+    here = s.home_load / home.weight
+    if here < least:
+        return False
+    replicas = (s.replicas.get(holder.uid) for holder in conversation.holders)
+    return any(each is not None and here - load(each, s.now_s) / each.weight >= least for each in replicas)
+
+
 def _spill(s: Situation, home: Replica) -> Decision | None:
     """Rule 3: a re-prefill elsewhere pays, and the budget has some left.
 
@@ -132,11 +145,16 @@ def _spill(s: Situation, home: Replica) -> Decision | None:
     config = s.config
     if s.conversation is not None and s.conversation.running_on(home.uid):
         return None
-    wait_s, pressure = prefill_wait_s(home, s.now_s), choice.pressure(s, home)
-    if s.state.spill_tokens < 1.0 or (pressure < config.spill_min_load and wait_s < config.spill_min_wait_s):
+    if s.state.spill_tokens < 1.0:
+        return None
+    wait_s, pressure = prefill_wait_s(home, s.now_s), s.home_load / home.weight
+    if pressure < config.spill_min_load and wait_s < config.spill_min_wait_s:
         return None
     least_s = choice.migration_s(s, home, choice.held_or_shared(s, _held_at_most(s)), s.warm)
     if pressure < choice.spill_difference(config, least_s) and wait_s < choice.spill_wait_s(config, least_s):
+        return None
+    # Before all scores are made: mostly nobody is so much less busy.
+    if wait_s < config.spill_min_wait_s and pressure - choice.lowest_pressure(s, home) < config.spill_min_difference:
         return None
     best, second = choice.next_best(s, home)
     if best is None or not choice.is_better(best, choice.candidate(s, home)):
@@ -163,7 +181,7 @@ def _drain(s: Situation, home: Replica) -> Decision | None:
 
 def _closed(s: Situation, home: Replica) -> Decision | None:
     """The home refused lately, or is at its limit: this request goes elsewhere, the home is kept."""
-    if not home.refused and choice.has_room(s, home):
+    if not home.refused and s.home_load < home.max_concurrent:
         return None
     best, second = choice.next_best(s, home)
     if best is None:
@@ -178,7 +196,7 @@ def _stay(s: Situation, home: Replica) -> Decision:
         home=home.uid,
         second=second.uid if second else None,
         rule=Rule.DRAIN_STAY if home.draining else Rule.STAY,
-        inputs={"load_home": load(home, s.now_s), "prompt_tokens": s.prompt, "warm_tokens": s.warm},
+        inputs={"load_home": s.home_load, "prompt_tokens": s.prompt, "warm_tokens": s.warm},
     )
 
 
@@ -217,7 +235,7 @@ def _by_hash(s: Situation, without: Replica | None, rule: Rule) -> Decision | No
 
 def _away(s: Situation, home: Replica, best: Candidate, second: Replica | None, rule: Rule) -> Decision:
     """One request goes elsewhere; if that fails, the home is not tried: it is what was avoided."""
-    inputs = _inputs(s, best) | {"load_home": load(home, s.now_s)}
+    inputs = _inputs(s, best) | {"load_home": s.home_load}
     return Decision(home=best.replica.uid, second=second.uid if second else None, rule=rule, inputs=inputs)
 
 
@@ -235,7 +253,7 @@ def _move(
     retry = home if can_take(home) and choice.has_room(s, home) else second
     here = choice.candidate(s, home)
     inputs = _inputs(s, best) | {
-        "load_home": load(home, s.now_s),
+        "load_home": s.home_load,
         "score_home": here.score,
         "warm_tokens": s.warm,
     }
