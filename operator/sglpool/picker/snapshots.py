@@ -1,6 +1,6 @@
 """Homes on file, so that a picker that restarts knows them: lines of JSON in the pod's memory.
 
-Twice a second the conversations that were seen since are appended, and now and then the file is written anew. The
+Every two seconds the conversations that were seen since are appended, and now and then the file is written anew. The
 same lines are what a new router asks its siblings for. Written a few at a time: no pick waits for a snapshot.
 Not here: what a conversation is (`routing.state`), the store that routers share (`store`).
 """
@@ -22,8 +22,9 @@ MAX_CONVERSATIONS = 50_000
 """The latest ones: what is older is unlikely to come back, and the file lies in memory."""
 SLICE = 16
 """Conversations written at a stretch: little more than a tenth of a millisecond."""
-PERIOD_S = 0.5
-"""Often, since finding out what was seen meanwhile is a stretch that picks wait for."""
+PERIOD_S = 2.0
+"""Often, since finding out what was seen meanwhile is a stretch that picks wait for; not more often, since a busy
+conversation is written each time. What has ended since is in the access log, which outlives a picker too."""
 LOOK = 500
 """Keys looked at in one stretch."""
 PAUSE_S = 0.001

@@ -132,8 +132,11 @@ def _is_busier_than_a_holder(s: Situation, home: Replica, conversation: Conversa
     here = s.home_load / home.weight
     if here < least:
         return False
-    replicas = (s.replicas.get(holder.uid) for holder in conversation.holders)
-    return any(each is not None and here - load(each, s.now_s) / each.weight >= least for each in replicas)
+    for holder in conversation.holders:
+        replica = s.replicas.get(holder.uid)
+        if replica is not None and here - load(replica, s.now_s) / replica.weight >= least:
+            return True
+    return False
 
 
 def _spill(s: Situation, home: Replica) -> Decision | None:
