@@ -275,9 +275,12 @@ def _is_warm(s: Situation) -> bool:
 
 
 def _held_at_most(s: Situation) -> float:
-    if s.conversation is None:
-        return 0.0
-    return max((choice.held(s, holder) for holder in s.conversation.holders), default=0.0)
+    most = 0.0
+    for holder in s.conversation.holders if s.conversation is not None else ():
+        tokens = choice.held(s, holder)
+        if tokens > most:
+            most = tokens
+    return most
 
 
 def _inputs(s: Situation, best: Candidate) -> dict[str, float]:
