@@ -185,8 +185,6 @@ def _body_bytes(headers: Mapping[str, str]) -> int:
     if "transfer-encoding" in headers:
         raise BadRequest(_BAD)
     text = headers.get("content-length", "0")
-    if text == "0":
-        return 0
     if not text.isdecimal() or not text.isascii() or len(text) > 9:
         raise BadRequest(_BAD)
     length = int(text)

@@ -5,7 +5,7 @@ One pass over the replicas per choice, nothing sorted. Not here: whether the hom
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import NamedTuple
 
@@ -152,11 +152,14 @@ def two_best(s: Situation, without: Replica | None) -> tuple[Candidate | None, R
     return candidate(s, best) if best is not None else None, runner
 
 
-def lowest_pressure(s: Situation, without: Replica) -> float:
-    """Return the pressure of the least busy replica that may take a request from elsewhere, infinity without one."""
+def lowest_pressure(s: Situation, replicas: Iterable[Replica]) -> float:
+    """Return the pressure of the least busy of these that may take a request from elsewhere, infinity without one.
+
+    Nobody who is chosen among them has less, which tells cheaply that a conversation stays: before scores are made.
+    """
     lowest = inf
-    for replica in s.replicas.values():
-        if replica is not without and can_take(replica):
+    for replica in replicas:
+        if can_take(replica):
             pressure = load(replica, s.now_s) / replica.weight
             if pressure < lowest:
                 lowest = pressure

@@ -74,9 +74,7 @@ def reusable_tokens(
         return 0.0
     if not tells_length:
         return prompt
-    at_home = float(conversation.ctx_tokens)
-    if at_home > prompt:
-        at_home = prompt
+    at_home = min(float(conversation.ctx_tokens), prompt)
     if conversation.earlier is None:
         return at_home
     return max(at_home, _held_from_before(state, conversation.earlier, now_s, prompt))

@@ -28,6 +28,7 @@ KEY_HEADERS: tuple[tuple[str, str | None], ...] = (
 """Header of the session and header of the conversation in it, by harness. The first session header present decides."""
 
 _ASKED = ((HEADER_KEY_SESSION, HEADER_KEY_CONVERSATION), *KEY_HEADERS)
+"""As in a question of Envoy's: what its script made of them comes first."""
 
 FORWARDED_HEADERS: tuple[str, ...] = tuple(name for pair in KEY_HEADERS for name in pair if name is not None)
 """Every header above, for whoever must let them through."""

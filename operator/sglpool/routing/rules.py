@@ -19,7 +19,6 @@ from __future__ import annotations
 from sglpool.routing import choice, rendezvous
 from sglpool.routing.choice import Candidate, Situation
 from sglpool.routing.load import can_serve, can_take, load, prefill_wait_s
-from sglpool.routing.state import Conversation
 from sglpool.routing.types import Decision, Replica, Rule
 
 
@@ -108,12 +107,13 @@ def _return(s: Situation, home: Replica) -> Decision | None:
     """Another replica still holds nearly all of it, and the home is much busier or has to go: no budget is asked."""
     if s.conversation is None or not s.conversation.holders:
         return None
-    if not (home.draining or _is_busier_than_a_holder(s, home, s.conversation)):
+    pairs = [(each, replica) for each in s.conversation.holders if (replica := s.replicas.get(each.uid)) is not None]
+    lowest = choice.lowest_pressure(s, [replica for _, replica in pairs])
+    if not home.draining and s.home_load / home.weight - lowest < s.config.return_difference:
         return None
     best: Candidate | None = None
-    for holder in s.conversation.holders:
-        replica = s.replicas.get(holder.uid)
-        if replica is None or replica is home or not can_take(replica) or not choice.has_room(s, replica):
+    for holder, replica in pairs:
+        if replica is home or not can_take(replica) or not choice.has_room(s, replica):
             continue
         each = choice.candidate(s, replica)
         is_near = choice.migration_s(s, replica, choice.held(s, holder), s.warm) <= s.config.return_migration_s
@@ -124,19 +124,6 @@ def _return(s: Situation, home: Replica) -> Decision | None:
     here = choice.candidate(s, home)
     is_lighter = here.pressure - best.pressure >= s.config.return_difference and best.level < here.level
     return _move(s, home, best, None, Rule.FREE_MOVE) if is_lighter or home.draining else None
-
-
-def _is_busier_than_a_holder(s: Situation, home: Replica, conversation: Conversation) -> bool:
-    """Whether a return is worth a closer look. Mostly it is not, and this costs little."""
-    least = s.config.return_difference
-    here = s.home_load / home.weight
-    if here < least:
-        return False
-    for holder in conversation.holders:
-        replica = s.replicas.get(holder.uid)
-        if replica is not None and here - load(replica, s.now_s) / replica.weight >= least:
-            return True
-    return False
 
 
 def _spill(s: Situation, home: Replica) -> Decision | None:
@@ -156,8 +143,8 @@ def _spill(s: Situation, home: Replica) -> Decision | None:
     least_s = choice.migration_s(s, home, choice.held_or_shared(s, _held_at_most(s)), s.warm)
     if pressure < choice.spill_difference(config, least_s) and wait_s < choice.spill_wait_s(config, least_s):
         return None
-    # Before all scores are made: mostly nobody is so much less busy.
-    if wait_s < config.spill_min_wait_s and pressure - choice.lowest_pressure(s, home) < config.spill_min_difference:
+    lowest = choice.lowest_pressure(s, s.replicas.values())
+    if wait_s < config.spill_min_wait_s and pressure - lowest < config.spill_min_difference:
         return None
     best, second = choice.next_best(s, home)
     if best is None or not choice.is_better(best, choice.candidate(s, home)):
@@ -253,7 +240,7 @@ def _move(
     forced: bool = False,
 ) -> Decision:
     """The conversation gets another home. The old one is the retry if it may be, since it is warm."""
-    retry = home if can_take(home) and choice.has_room(s, home) else second
+    retry = home if can_take(home) and s.home_load < home.max_concurrent else second
     here = choice.candidate(s, home)
     inputs = _inputs(s, best) | {
         "load_home": s.home_load,
