@@ -107,13 +107,14 @@ def _return(s: Situation, home: Replica) -> Decision | None:
     """Another replica still holds nearly all of it, and the home is much busier or has to go: no budget is asked."""
     if s.conversation is None or not s.conversation.holders:
         return None
-    pairs = [(each, replica) for each in s.conversation.holders if (replica := s.replicas.get(each.uid)) is not None]
-    lowest = choice.lowest_pressure(s, [replica for _, replica in pairs])
-    if not home.draining and s.home_load / home.weight - lowest < s.config.return_difference:
-        return None
+    if not home.draining:
+        others = [s.replicas[each.uid] for each in s.conversation.holders if each.uid in s.replicas]
+        if s.home_load / home.weight - choice.lowest_pressure(s, others) < s.config.return_difference:
+            return None
     best: Candidate | None = None
-    for holder, replica in pairs:
-        if replica is home or not can_take(replica) or not choice.has_room(s, replica):
+    for holder in s.conversation.holders:
+        replica = s.replicas.get(holder.uid)
+        if replica is None or replica is home or not can_take(replica) or not choice.has_room(s, replica):
             continue
         each = choice.candidate(s, replica)
         is_near = choice.migration_s(s, replica, choice.held(s, holder), s.warm) <= s.config.return_migration_s
