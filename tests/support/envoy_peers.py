@@ -41,6 +41,12 @@ class Answer:
     hold: bool = False
 
 
+async def turns() -> None:
+    """Let the loop do what is due already: make connections of what was accepted, let go of what was closed."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
 class Peers:
     """The thread with its loop; everything made here ends with the `with` block."""
 
@@ -66,6 +72,7 @@ class Peers:
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
+        await turns()
 
     def run(self, work: Any) -> Any:
         """Run a coroutine on the loop and wait for it."""
@@ -105,6 +112,10 @@ class _Server:
     async def close(self) -> None:
         """Stop listening and hang up."""
         if self._server is not None:
+            # What was accepted already becomes a connection first: on a closed server it could not, nor be closed.
+            for each in self._server.sockets:
+                asyncio.get_running_loop().remove_reader(each.fileno())
+            await turns()
             self._server.close()
             self._server = None
         for writer in list(self._writers):
@@ -118,16 +129,22 @@ class _Server:
         """Let held answers go on."""
         self._peers._loop.call_soon_threadsafe(self._released.set)
 
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection. It is closed with its task, also with one that is cancelled before it has begun."""
         self._writers.add(writer)
+        task = asyncio.ensure_future(self._connection(reader, writer))
+        task.add_done_callback(lambda _: self._hang_up(writer))
+
+    def _hang_up(self, writer: asyncio.StreamWriter) -> None:
+        self._writers.discard(writer)
+        writer.close()
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while (seen := await _read_request(reader)) is not None:
                 await self._serve(seen, reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
             self.gone += 1
-        finally:
-            self._writers.discard(writer)
-            writer.close()
 
     async def _serve(self, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         raise NotImplementedError
@@ -177,7 +194,7 @@ class Engine(_Server):
 
     async def open(self) -> None:
         """Listen on the same port as before, or a new one."""
-        self._server = await asyncio.start_server(self._connection, "127.0.0.1", self.port, limit=LINE_LIMIT_BYTES)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=LINE_LIMIT_BYTES)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _serve(self, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -211,7 +228,7 @@ class Picker(_Server):
     async def open(self) -> None:
         """Listen on the socket."""
         self._path.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(self._connection, self._path, limit=LINE_LIMIT_BYTES)
+        self._server = await asyncio.start_unix_server(self._accept, self._path, limit=LINE_LIMIT_BYTES)
 
     async def _serve(self, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.seen.append(seen)

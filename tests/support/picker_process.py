@@ -57,7 +57,7 @@ class PolledEngine(Engine):
 
     async def open(self) -> None:
         """Listen."""
-        self._server = await asyncio.start_server(self._connection, self.ip, self.port, limit=256 * 1024)
+        self._server = await asyncio.start_server(self._accept, self.ip, self.port, limit=256 * 1024)
 
     async def _serve(self, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not seen.path.startswith("/v1/loads"):
@@ -81,7 +81,7 @@ class PodApi(_Server):
 
     async def open(self) -> None:
         """Listen."""
-        self._server = await asyncio.start_server(self._connection, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def put(self, pod: dict[str, Any]) -> None:
